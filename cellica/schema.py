@@ -1,0 +1,211 @@
+"""Names that every stage shares: obs columns, roles of wells, ids, well names, errors.
+
+A *role* (batch, control, anchor, stratum) is a question asked of ``obs``, never a column of its own.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+EXPERIMENT, PLATE, WELL, SITE = "experiment", "plate", "well", "site"
+CELL_TYPE, CONTROL = "cell_type", "control"
+PERTURBATION, PERTURBATION_TYPE, CONCENTRATION = "perturbation", "perturbation_type", "concentration"
+OBS_COLUMNS = (
+    EXPERIMENT,
+    PLATE,
+    WELL,
+    SITE,
+    CELL_TYPE,
+    PERTURBATION,
+    PERTURBATION_TYPE,
+    CONCENTRATION,
+    CONTROL,
+)
+CONTROL_VALUES = ("negative", "positive", "")
+UNS = "cellica"
+SCORE_COLUMNS = ("rep", "metric", "group", "value", "chance", "n_queries", "n_dropped", "note")
+
+
+class CellicaError(Exception):
+    """Base of every error that names a value, what is allowed, and the remedy."""
+
+
+class InputError(CellicaError, ValueError):
+    """A table, an option or an AnnData is not what a stage needs."""
+
+
+class MissingFileError(CellicaError, FileNotFoundError):
+    """A file or folder that was named is not there."""
+
+
+class OutputExistsError(CellicaError, FileExistsError):
+    """An output is there already and overwriting was not asked for."""
+
+
+class ImageError(CellicaError, OSError):
+    """An image file is absent, truncated or not an image."""
+
+
+class PlateError(CellicaError, ValueError):
+    """A store is not a readable plate."""
+
+
+class WeightsError(CellicaError, ValueError):
+    """A checkpoint is absent or does not fit the encoder."""
+
+
+# ---------------------------------------------------------------------------------------------- wells and ids
+
+
+class Well(NamedTuple):
+    """Position of a well, counted from 0."""
+
+    row: int
+    column: int
+
+
+PLATE_FORMATS = {6: (2, 3), 12: (3, 4), 24: (4, 6), 48: (6, 8), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
+_WELL = re.compile(r"([A-Z]{1,2})0*([1-9][0-9]?)")
+
+
+def row_letters(row: int) -> str:
+    """Letters of a row counted from 0.
+
+    >>> row_letters(0), row_letters(25), row_letters(26), row_letters(31)
+    ('A', 'Z', 'AA', 'AF')
+    """
+    return chr(ord("A") + row) if row < 26 else "A" + chr(ord("A") + row - 26)
+
+
+def parse_well(name: str) -> Well:
+    """Read a well name: ``A1``, ``A01``, ``a01`` or, on 1536-well plates, ``AF48``.
+
+    Raises
+    ------
+    InputError
+        The name is not a row of A to AF followed by a column of 1 to 48.
+
+    >>> parse_well("A1"), parse_well("AF48")
+    (Well(row=0, column=0), Well(row=31, column=47))
+    """
+    match = _WELL.fullmatch(str(name).strip().upper())
+    if match:
+        letters, column = match[1], int(match[2]) - 1
+        row = ord(letters[-1]) - ord("A") + 26 * (len(letters) - 1)
+        rows, columns = PLATE_FORMATS[1536]
+        if row < rows and column < columns and letters[0] <= ("A" if len(letters) == 2 else "Z"):
+            return Well(row, column)
+    raise InputError(
+        f"well name {name!r} is not understood: write the row (A to Z, AA to AF) and the column (1 to 48), "
+        "as in 'A1', 'B02' or 'AF48'"
+    )
+
+
+def format_well(row: int, column: int) -> str:
+    """Name of a well counted from 0: row letters and a column of two digits.
+
+    >>> format_well(*parse_well("A1")), format_well(31, 47)
+    ('A01', 'AF48')
+    """
+    return f"{row_letters(row)}{column + 1:02d}"
+
+
+def plate_format(wells: Sequence[str]) -> tuple[int, int]:
+    """Rows and columns of the smallest standard plate that holds the wells."""
+    positions = [parse_well(well) for well in wells]
+    rows = max((p.row for p in positions), default=0) + 1
+    columns = max((p.column for p in positions), default=0) + 1
+    return next(shape for shape in PLATE_FORMATS.values() if shape[0] >= rows and shape[1] >= columns)
+
+
+def obs_names(obs: pd.DataFrame) -> pd.Index:
+    """Ids ``{experiment}_{plate}_{well}``, plus ``_{site}`` where there is a site column."""
+    keys = [EXPERIMENT, PLATE, WELL] + ([SITE] if SITE in obs else [])
+    require_columns(obs, keys, "the table")
+    names = obs[keys[0]].astype(str)
+    for key in keys[1:]:
+        names = names + "_" + obs[key].astype(str)
+    return pd.Index(names.to_numpy(dtype=object), name=None)
+
+
+# ---------------------------------------------------------------------------------------------- roles of wells
+
+
+def require_columns(table: pd.DataFrame, columns: Sequence[str], what: str) -> None:
+    """Raise an InputError that names the missing columns and those that are there."""
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        raise InputError(
+            f"{what} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(str, table.columns))}"
+        )
+
+
+def labels(obs: pd.DataFrame, key: str) -> np.ndarray:
+    """Values of a label column as an object array of str, missing ones as None."""
+    require_columns(obs, [key], "obs")
+    column = obs[key]
+    values = np.array([str(value) for value in column.to_numpy(dtype=object)], dtype=object)
+    values[column.isna().to_numpy()] = None
+    return values
+
+
+def control_mask(obs: pd.DataFrame, controls: Sequence[str] | None = None, label_key: str = PERTURBATION) -> np.ndarray:
+    """Which wells are controls: ``control == "negative"``, or a label that ``controls`` names."""
+    if controls is not None:
+        return _named(obs, controls, label_key, "controls")
+    if CONTROL not in obs:
+        return np.zeros(len(obs), dtype=bool)
+    return labels(obs, CONTROL) == "negative"
+
+
+def anchor_mask(
+    obs: pd.DataFrame,
+    anchors: Sequence[str] | None = None,
+    *,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    controls: Sequence[str] | None = None,
+) -> np.ndarray:
+    """Which wells are anchors: wells of perturbations present in most batches (more than half), controls included.
+
+    ``anchors`` names perturbations instead. Without batches that share anything, the controls are the anchors.
+    """
+    negative = control_mask(obs, controls, label_key)
+    if anchors is not None:
+        return _named(obs, anchors, label_key, "anchors")
+    label, batch = labels(obs, label_key), labels(obs, batch_key)
+    known = np.array([a is not None and b is not None for a, b in zip(label, batch)], dtype=bool)
+    pairs = pd.DataFrame({"label": label[known], "batch": batch[known]}).drop_duplicates()
+    n_batches = pairs["batch"].nunique()
+    counts = pairs["label"].value_counts()
+    common = set(counts.index[counts > n_batches / 2]) if n_batches > 1 else set()
+    return negative | np.isin(label, list(common)) & known
+
+
+def strata_labels(obs: pd.DataFrame, strata_key: str | None = "auto") -> np.ndarray:
+    """Stratum of each well: ``strata_key``, by default ``cell_type`` where present, else one stratum for all.
+
+    ``None`` or ``""`` asks for no strata. Wells without a stratum form one named ``"unknown"``.
+    """
+    if strata_key == "auto":
+        strata_key = CELL_TYPE if CELL_TYPE in obs else None
+    if not strata_key:
+        return np.full(len(obs), "all", dtype=object)
+    values = labels(obs, strata_key)
+    values[[value is None for value in values]] = "unknown"
+    return values
+
+
+def _named(obs: pd.DataFrame, names: Sequence[str], label_key: str, role: str) -> np.ndarray:
+    label = labels(obs, label_key)
+    absent = sorted(set(map(str, names)) - {value for value in label if value is not None})
+    if absent:
+        known = sorted({value for value in label if value is not None})
+        raise InputError(
+            f"{role} {', '.join(map(repr, absent))} not found in obs[{label_key!r}]; it holds "
+            f"{', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
+        )
+    return np.isin(label, list(map(str, names)))
