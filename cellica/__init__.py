@@ -17,6 +17,7 @@ _SUBMODULES = (
     "encoder",
     "ica",
     "images",
+    "methods",
     "metrics",
     "plates",
     "plot",
