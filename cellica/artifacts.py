@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,25 @@ def step(
 
 def add_step(adata: ad.AnnData, new: Mapping[str, Any]) -> None:
     """Append a step to ``uns["cellica"]["provenance"]``, an array of JSON texts, one a step."""
-    steps = [json.dumps(known, sort_keys=True) for known in provenance(adata)]
-    steps.append(json.dumps(new, sort_keys=True, default=str))
-    adata.uns.setdefault(UNS, {})["provenance"] = np.array(steps, dtype=object)
+    _set_provenance(adata, [*provenance(adata), new])
+
+
+def name_inputs(adata: ad.AnnData, inputs: Mapping[str, str], *, steps: int = 1) -> None:
+    """Set the inputs (name to SHA-256) of the last steps: what only the caller that read the files knows."""
+    known = provenance(adata)
+    for one in known[len(known) - steps :]:
+        one["inputs"] = dict(inputs)
+    _set_provenance(adata, known)
 
 
 def provenance(adata: ad.AnnData) -> list[dict[str, Any]]:
     """Read the steps that made an AnnData, oldest first."""
     return [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
+
+
+def _set_provenance(adata: ad.AnnData, steps: Sequence[Mapping[str, Any]]) -> None:
+    texts = [json.dumps(one, sort_keys=True, default=str) for one in steps]
+    adata.uns.setdefault(UNS, {})["provenance"] = np.array(texts, dtype=object)
 
 
 # ---------------------------------------------------------------------------------------------- files

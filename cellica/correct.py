@@ -200,8 +200,15 @@ def fit(adata: ad.AnnData, method: str, **keywords: Any) -> Corrector:
     return _fit(adata, method, **keywords)[0]
 
 
-def run(adata: ad.AnnData, method: str, *, key_added: str | None = None, **keywords: Any) -> None:
-    """Fit a method or chain on adata and correct it. Keywords are those of ``fit``.
+def run(
+    adata: ad.AnnData,
+    method: str,
+    *,
+    key_added: str | None = None,
+    save: PathLike | None = None,
+    **keywords: Any,
+) -> None:
+    """Fit a method or chain on adata and correct it; ``save`` keeps the fit in a file. Keywords are those of ``fit``.
 
     With K = ``key_added`` (by default the method's name) writes ``obsm["X_K"]`` (n x d, float32) and
     ``uns["cellica"]["K"]`` (parameters, steps, notes). ``ica_drop``, ``pca_drop`` and ``random_drop``, also in a chain,
@@ -209,6 +216,8 @@ def run(adata: ad.AnnData, method: str, *, key_added: str | None = None, **keywo
     corrected) and ``uns["cellica"]["K"]["components"]``, a table with one row a component.
     """
     corrector, corrected = _fit(adata, method, **keywords)
+    if save is not None:
+        corrector.save(save, force=True)
     key = key_added or method
     parameters = {name: value for name, value in keywords.items() if name not in corrector.roles}
     _write(adata, corrected, corrector, key, corrector.notes, {"random_state": 0, **parameters})

@@ -1,0 +1,454 @@
+"""The command line: each verb parses, makes one public call, and writes one artifact.
+
+Exit codes: 0 done; 1 done in part, with the list of what failed; 2 the input or the options are wrong.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cellica import __version__, progress
+from cellica.schema import CellicaError, InputError
+
+app = typer.Typer(
+    help="Microscopy screens made comparable across experiments: plates to embeddings to corrected, scored profiles.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    epilog="--quiet and --verbose go anywhere. Exit codes: 0 done, 1 done in part, 2 wrong input or options.",
+)
+PACKAGES = ("torch", "timm", "anndata", "zarr", "scikit-learn", "pandas", "numpy")
+
+
+class Kind(StrEnum):
+    """Data sets with a layout of their own, and tables."""
+
+    RXRX1 = "rxrx1"
+    RXRX3_CORE = "rxrx3-core"
+    TABLE = "table"
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+Seed = Annotated[int, typer.Option("--random-state", help="Seed of every random choice.")]
+BatchKey = Annotated[str, typer.Option("--batch-key", help="Column of obs that names the batch.")]
+LabelKey = Annotated[str, typer.Option("--label-key", help="Column of obs that names the perturbation.")]
+StrataKey = Annotated[
+    str | None,
+    typer.Option(
+        "--strata-key",
+        help="Column within which batches are compared; 'none' for no strata. [default: cell_type where present]",
+    ),
+]
+Controls = Annotated[
+    list[str] | None, typer.Option("--control", help="Perturbation that is a negative control; repeatable.")
+]
+Anchors = Annotated[list[str] | None, typer.Option("--anchor", help="Perturbation that is an anchor; repeatable.")]
+Rep = Annotated[list[str] | None, typer.Option("--rep", help="Key of obsm, or X; repeatable. [default: all]")]
+ClassKey = Annotated[str | None, typer.Option("--class-key", help="Column of classes, such as a mechanism.")]
+GroupKey = Annotated[
+    str | None,
+    typer.Option("--group-key", help="Column of what must differ for class retrieval, such as the compound."),
+]
+Truth = Annotated[Path | None, typer.Option("--truth", help="Folder of relationship tables (CORUM.txt, ...).")]
+MaxQueries = Annotated[
+    int | None, typer.Option("--max-queries", help="Score a seeded subsample of at most this many queries.")
+]
+
+
+# ------------------------------------------------------------------------------------------------ images to wells
+
+
+@app.command(epilog="Example: cellica demo demo")
+def demo(
+    out_dir: Annotated[Path, typer.Argument(help="Folder for everything the demo makes.")] = Path("demo"),
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Simulate a screen and take it through all stages to a report; offline, under 3 minutes."""
+    from cellica import demo as stages
+
+    scores, report = stages.run(out_dir, random_state=random_state, force=force)
+    _print_scores(scores)
+    _print(f"report: {report}")
+
+
+@app.command(epilog="Example: cellica ingest rxrx1 rxrx1/ plates/ --experiment HUVEC-01 --plate 1")
+def ingest(
+    kind: Annotated[Kind, typer.Argument(help="Layout of the source.")],
+    source: Annotated[Path, typer.Argument(help="Folder of the data set, or the CSV of an own screen.")],
+    out_dir: Annotated[Path, typer.Argument(help="Folder for the plates, one OME-Zarr store each.")],
+    metadata: Annotated[Path | None, typer.Option("--metadata", help="File or folder of the tables.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option("--column", help="role=SPEC for tables, as in well=Well; repeatable.")
+    ] = None,
+    experiment: Annotated[list[str] | None, typer.Option("--experiment", help="Only this one; repeatable.")] = None,
+    plate: Annotated[list[str] | None, typer.Option("--plate", help="Only this one; repeatable.")] = None,
+    intensity_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option("--intensity-range", help="LOW HIGH of 16-bit images, which become 0 and 255."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write the images of a screen to OME-Zarr plates, and list every site that was set aside and why."""
+    from cellica import plates, screen
+
+    if kind is Kind.TABLE:
+        table = screen.read_table(source, columns=_pairs(column))
+    else:
+        read = screen.read_rxrx1 if kind is Kind.RXRX1 else screen.read_rxrx3_core
+        table = read(source, metadata)
+    for key, wanted in (("experiment", experiment), ("plate", plate)):
+        table = _only(table, key, wanted)
+    report = plates.ingest(table, out_dir, intensity_range=intensity_range, force=force)
+    _print(report.summary())
+    if len(report.set_aside):
+        _print(f"what was set aside, and why: {out_dir / 'set_aside.csv'}")
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Example: cellica embed plates/HUVEC-01_1.zarr --out sites/HUVEC-01_1.h5ad --encoder openphenom --weights model.safetensors"
+)
+def embed(
+    plate: Annotated[list[Path], typer.Argument(help="Plates (OME-Zarr stores).")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Site embeddings: a .h5ad or .zarr file, or a folder for one file a plate.")
+    ],
+    encoder: Annotated[str, typer.Option("--encoder", help="openphenom, camae-mini, camae, or timm/NAME.")],
+    weights: Annotated[str | None, typer.Option("--weights", help="Checkpoint file, or 'random'.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
+    chunk_size: Annotated[int, typer.Option("--chunk-size", min=1, help="Fields embedded together.")] = 8,
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Embed every site of the plates."""
+    from cellica import artifacts, plates, profiles
+    from cellica import encoder as encoders
+
+    single = out.suffix in artifacts.SUFFIXES
+    targets = [out] if single else [out / f"{store.stem}.h5ad" for store in plate]
+    for target in targets:
+        artifacts.refuse_existing(target, force=force)
+    stores = [plates.Plate(store) for store in plate]
+    model = encoders.load(encoder, weights, device=device, dtype=dtype, random_state=random_state)
+    if single:
+        sites = profiles.join([encoders.embed(store, model, chunk_size=chunk_size) for store in stores])
+        artifacts.write_adata(sites, out, force=force)
+    else:
+        for store, target in zip(stores, targets):
+            artifacts.write_adata(encoders.embed(store, model, chunk_size=chunk_size), target, force=force)
+    _print(f"{sum(len(store.sites) for store in stores)} sites of {len(stores)} plates embedded: {out}")
+
+
+@app.command(
+    "import",
+    epilog="Example: cellica import table profiles.csv --out wells.h5ad --column perturbation={compound}@{dose} --control DMSO@0",
+)
+def import_(
+    kind: Annotated[Kind, typer.Argument(help="Layout of the files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables of embeddings or profiles.")],
+    out: Annotated[Path, typer.Option("--out", help="Wells: a .h5ad or .zarr file.")],
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata",
+            help="FILE:left=right,... joins a further table (tables); a file or folder (rxrx1, rxrx3-core).",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="role=SPEC: a column, {a}@{b}, or column:^(regex); repeatable."),
+    ] = None,
+    control: Controls = None,
+    features: Annotated[
+        str | None, typer.Option("--features", help="Regular expression of the feature columns' names.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Turn published embeddings or a table of profiles into AnnData."""
+    from cellica import artifacts, profiles
+
+    artifacts.refuse_existing(out, force=force)
+    if kind is Kind.TABLE:
+        adata = profiles.read_table(
+            files, metadata=metadata or (), columns=_pairs(column), controls=control or (), features=features
+        )
+    else:
+        for option, given in (("--column", column), ("--control", control)):
+            if given:
+                raise InputError(f"{option} is for 'import table': {kind.value} has columns and controls of its own")
+        if metadata and len(metadata) > 1:
+            raise InputError(f"import {kind.value} takes one --metadata, a file or a folder, and got {len(metadata)}")
+        adata = profiles.read_embeddings(files, metadata[0] if metadata else None, kind.value, features=features)
+    artifacts.write_adata(adata, out, force=force)
+    _print(f"{adata.n_obs} rows x {adata.n_vars} features: {out}")
+    _print_account(adata, "import")
+
+
+@app.command(epilog="Example: cellica profile sites/*.h5ad --out wells.h5ad")
+def profile(
+    files: Annotated[list[Path], typer.Argument(metavar="SITES...", help="Site embeddings, one file a plate.")],
+    out: Annotated[Path, typer.Option("--out", help="Wells: a .h5ad or .zarr file.")],
+    force: Force = False,
+) -> None:
+    """Average the sites of each well, and join the wells of all plates."""
+    from cellica import artifacts, profiles
+
+    artifacts.refuse_existing(out, force=force)
+    sites = [artifacts.read_adata(file) for file in files]
+    wells = profiles.wells(sites, inputs={file.name: artifacts.sha256(file) for file in files})
+    artifacts.write_adata(wells, out, force=force)
+    _print(f"{wells.n_obs} wells x {wells.n_vars} features: {out}")
+    _print_account(wells, "profile")
+
+
+# ------------------------------------------------------------------------------------------- correction and scores
+
+
+@app.command(epilog="Example: cellica correct wells.h5ad --out corrected.h5ad --method ica --method center+sphere")
+def correct(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="Wells.")],
+    out: Annotated[Path, typer.Option("--out", help="The same wells with corrections in obsm.")],
+    method: Annotated[list[str] | None, typer.Option("--method", help="NAME, or NAME+NAME; repeatable.")] = None,
+    rep: Annotated[str | None, typer.Option("--rep", help="Key of obsm to correct. [default: X]")] = None,
+    batch_key: BatchKey = "experiment",
+    label_key: LabelKey = "perturbation",
+    strata_key: StrataKey = None,
+    control: Controls = None,
+    anchor: Anchors = None,
+    n_components: Annotated[int | None, typer.Option("--n-components", help="Components to look for.")] = None,
+    ridge: Annotated[float | None, typer.Option("--ridge", help="Ridge, as a multiple of the mean variance.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Keep the fitted correction in this file.")] = None,
+    apply: Annotated[
+        Path | None, typer.Option("--apply", help="Apply a saved correction instead of fitting one.")
+    ] = None,
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Correct wells for batch effects by one or more methods."""
+    from cellica import artifacts
+    from cellica import correct as corrections
+
+    if (method is None) == (apply is None):
+        raise InputError(f"name one of --method ({', '.join(corrections.METHODS)}, or a chain) and --apply FILE")
+    if save and (method is None or len(method) > 1):
+        raise InputError("--save keeps one fitted correction: name one --method with it")
+    for target in (out, save):
+        if target:
+            artifacts.refuse_existing(target, force=force)
+    options = {key: value for key, value in (("n_components", n_components), ("ridge", ridge)) if value is not None}
+    for name in method or ():
+        corrections.parse(name, options)
+    keys = _keys(batch_key, label_key, strata_key, control, anchor)
+    adata = artifacts.read_adata(file)
+    inputs = {file.name: artifacts.sha256(file)}
+    if apply:
+        inputs[apply.name] = artifacts.sha256(apply)
+        corrector = corrections.load(apply)
+        corrector.transform(adata, use_rep=rep)
+        done = [corrector.method]
+    else:
+        done = list(method or ())
+        for name in progress.track(done, "correct"):
+            corrections.run(adata, name, use_rep=rep, random_state=random_state, save=save, **keys, **options)
+    artifacts.name_inputs(adata, inputs, steps=len(done))
+    artifacts.write_adata(adata, out, force=force)
+    for name in done:
+        _print(f"obsm['X_{name}'] written: {out}")
+        for note in adata.uns["cellica"][name]["notes"]:
+            _print(f"  {note}")
+
+
+@app.command(epilog="Example: cellica evaluate corrected.h5ad --out scores.csv --class-key moa --group-key compound")
+def evaluate(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="Wells with representations in obsm.")],
+    out: Annotated[Path, typer.Option("--out", help="Table of scores (CSV).")],
+    rep: Rep = None,
+    batch_key: BatchKey = "experiment",
+    label_key: LabelKey = "perturbation",
+    strata_key: StrataKey = None,
+    class_key: ClassKey = None,
+    group_key: GroupKey = None,
+    control: Controls = None,
+    anchor: Anchors = None,
+    truth: Truth = None,
+    max_queries: MaxQueries = None,
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Score representations: retrieval across batches, known relationships, batch effect."""
+    from cellica import artifacts, retrieval
+
+    artifacts.refuse_existing(out, force=force)
+    keys = _keys(batch_key, label_key, strata_key, control, anchor)
+    scored = {"class_key": class_key, "group_key": group_key, "truth": truth, "max_queries": max_queries}
+    adata = artifacts.read_adata(file)
+    scores = retrieval.evaluate(adata, rep, **keys, **scored, random_state=random_state)
+    artifacts.write_table(scores, out, force=force)
+    _print_scores(scores)
+
+
+@app.command(epilog="Example: cellica compare wells.h5ad --out comparison.csv --class-key moa --group-key compound")
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="Wells.")],
+    out: Annotated[Path, typer.Option("--out", help="Table of scores (CSV).")],
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="NAME, or NAME+NAME; repeatable. [default: all peers]")
+    ] = None,
+    batch_key: BatchKey = "experiment",
+    label_key: LabelKey = "perturbation",
+    strata_key: StrataKey = None,
+    class_key: ClassKey = None,
+    group_key: GroupKey = None,
+    control: Controls = None,
+    anchor: Anchors = None,
+    truth: Truth = None,
+    max_queries: MaxQueries = None,
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Correct by each method and score each: one table."""
+    from cellica import artifacts, retrieval
+    from cellica import correct as corrections
+
+    artifacts.refuse_existing(out, force=force)
+    for name in method or ():
+        corrections.parse(name)
+    keys = _keys(batch_key, label_key, strata_key, control, anchor)
+    scored = {"class_key": class_key, "group_key": group_key, "truth": truth, "max_queries": max_queries}
+    adata = artifacts.read_adata(file)
+    scores = retrieval.compare(adata, method, **keys, **scored, random_state=random_state)
+    artifacts.write_table(scores, out, force=force)
+    _print_scores(scores)
+
+
+@app.command(epilog="Example: cellica report corrected.h5ad --out report.html --scores scores.csv")
+def report(
+    file: Annotated[Path, typer.Argument(metavar="IN", help="Wells with corrections.")],
+    out: Annotated[Path, typer.Option("--out", help="HTML file.")],
+    scores: Annotated[Path | None, typer.Option("--scores", help="Table that evaluate or compare wrote.")] = None,
+    plate: Annotated[list[Path] | None, typer.Option("--plate", help="Plate to show pictures of; repeatable.")] = None,
+    force: Force = False,
+) -> None:
+    """Write one self-contained HTML page: what was done, dropped, removed and scored."""
+    from cellica import artifacts
+    from cellica import report as pages
+
+    artifacts.refuse_existing(out, force=force)
+    table = pages.read_scores(scores) if scores else None
+    _print(f"report: {pages.write(artifacts.read_adata(file), out, scores=table, plates=plate or (), force=force)}")
+
+
+# ------------------------------------------------------------------------------------------------------ plumbing
+
+
+@app.callback()
+def _root(
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="More notes on stderr.")] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Versions of what matters.")] = False,
+) -> None:
+    if version:
+        _print(f"cellica {__version__} (Python {sys.version.split()[0]})")
+        for package in PACKAGES:
+            _print(f"{package} {installed(package)}")
+        raise typer.Exit
+    progress.show(not quiet)
+    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("cellica").setLevel(level)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    flags = [flag for flag in ("--quiet", "--verbose") if flag in given]
+    try:
+        code = app([*flags, *(word for word in given if word not in flags)], standalone_mode=False)
+    except (CellicaError, OSError) as error:
+        message = error if isinstance(error, CellicaError) else f"{type(error).__name__}: {error}"
+        _fail(str(message))
+        code = 2
+    except typer.Abort:
+        code = 130
+    except Exception as error:
+        if not hasattr(error, "exit_code"):  # usage errors of the parser carry their own text and code
+            raise
+        error.show()  # type: ignore[attr-defined]
+        code = error.exit_code
+    raise SystemExit(code or 0)
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True).print(f"error: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_account(adata: Any, key: str) -> None:
+    """What a stage left out, as its record in ``uns["cellica"]`` tells."""
+    for name, value in adata.uns["cellica"].get(key, {}).items():
+        shown = list(value[:5]) if hasattr(value, "__len__") and not isinstance(value, str) else value
+        if not (hasattr(value, "__len__") and len(value) == 0):
+            _print(
+                f"  {name.replace('_', ' ')}: {shown}{f' ... ({len(value)})' if hasattr(value, '__len__') and len(value) > 5 else ''}"
+            )
+
+
+def _print_scores(scores: Any) -> None:
+    """The scores as a table on stdout: representations down, metrics across, chance in the last row."""
+    from cellica import retrieval
+
+    wide = retrieval.summary(scores)
+    _print(wide.to_string(na_rep="-", float_format="{:.3f}".format))
+
+
+def _keys(
+    batch_key: str, label_key: str, strata_key: str | None, controls: list[str] | None, anchors: list[str] | None
+) -> dict[str, Any]:
+    strata = {None: "auto", "none": None}.get(strata_key, strata_key)
+    return {
+        "batch_key": batch_key,
+        "label_key": label_key,
+        "strata_key": strata,
+        "controls": controls or None,
+        "anchors": anchors or None,
+    }
+
+
+def _pairs(entries: Sequence[str] | None) -> dict[str, str]:
+    """``role=SPEC`` entries as a dict."""
+    pairs = {}
+    for entry in entries or ():
+        role, equals, spec = entry.partition("=")
+        if not (role and equals and spec):
+            raise InputError(f"--column {entry!r} is not understood: write role=SPEC, as in perturbation=compound")
+        pairs[role] = spec
+    return pairs
+
+
+def _only(table: Any, key: str, wanted: Sequence[str] | None) -> Any:
+    if not wanted:
+        return table
+    absent = sorted(set(wanted) - set(table[key].astype(str)))
+    if absent:
+        known = sorted(set(table[key].astype(str)))
+        raise InputError(
+            f"--{key} {', '.join(absent)} is not in the screen table, which has {', '.join(known[:12])}"
+            + (" ..." if len(known) > 12 else "")
+        )
+    return table[table[key].astype(str).isin(wanted)]
+
+
+if __name__ == "__main__":
+    main()
