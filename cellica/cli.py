@@ -244,7 +244,9 @@ def correct(
     for target in (out, save):
         if target:
             artifacts.refuse_existing(target, force=force)
-    options = {key: value for key, value in (("n_components", n_components), ("ridge", ridge)) if value is not None}
+    options: dict[str, Any] = {
+        key: value for key, value in (("n_components", n_components), ("ridge", ridge)) if value is not None
+    }
     for name in method or ():
         corrections.parse(name, options)
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
@@ -289,7 +291,12 @@ def evaluate(
 
     artifacts.refuse_existing(out, force=force)
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
-    scored = {"class_key": class_key, "group_key": group_key, "truth": truth, "max_queries": max_queries}
+    scored: dict[str, Any] = {
+        "class_key": class_key,
+        "group_key": group_key,
+        "truth": truth,
+        "max_queries": max_queries,
+    }
     adata = artifacts.read_adata(file)
     scores = retrieval.evaluate(adata, rep, **keys, **scored, random_state=random_state)
     artifacts.write_table(scores, out, force=force)
@@ -323,7 +330,12 @@ def compare(
     for name in method or ():
         corrections.parse(name)
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
-    scored = {"class_key": class_key, "group_key": group_key, "truth": truth, "max_queries": max_queries}
+    scored: dict[str, Any] = {
+        "class_key": class_key,
+        "group_key": group_key,
+        "truth": truth,
+        "max_queries": max_queries,
+    }
     adata = artifacts.read_adata(file)
     scores = retrieval.compare(adata, method, **keys, **scored, random_state=random_state)
     artifacts.write_table(scores, out, force=force)

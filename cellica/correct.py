@@ -18,7 +18,7 @@ import pandas as pd
 from cellica import methods
 from cellica.artifacts import PathLike, add_step, atomic, require_file, step
 from cellica.components import LABELS
-from cellica.methods import FITS, Account, Chain, Roles, Transform, some
+from cellica.methods import FITS, Account, Chain, Roles, Transform
 from cellica.schema import (
     EXPERIMENT,
     PERTURBATION,
@@ -27,6 +27,7 @@ from cellica.schema import (
     InputError,
     anchor_mask,
     control_mask,
+    first_few,
     labels,
     strata_labels,
 )
@@ -70,7 +71,7 @@ def roles_of(
     missing = np.array([value is None for value in batch], dtype=bool)
     if missing.any():
         raise InputError(
-            f"obs[{batch_key!r}] is missing in {missing.sum()} wells ({some(obs.index[missing])}): fill it in, or leave "
+            f"obs[{batch_key!r}] is missing in {missing.sum()} wells ({first_few(obs.index[missing])}): fill it in, or leave "
             "these wells out"
         )
     plate = batch
@@ -131,7 +132,7 @@ class Corrector:
             odd = sorted(set(features) ^ set(self.features))
             raise InputError(
                 f"this correction was fitted on {len(self.features)} features and the data has {len(features)}"
-                + (f"; {some(odd)} not in both" if odd else ", in another order")
+                + (f"; {first_few(odd)} not in both" if odd else ", in another order")
                 + ": give the same features in the same order"
             )
         wells = roles_of(adata.obs, **self.roles)
@@ -277,7 +278,7 @@ def representation(adata: ad.AnnData, use_rep: str | None = None) -> tuple[np.nd
     broken = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if len(broken):
         raise InputError(
-            f"{len(broken)} of {len(x)} wells hold values that are not finite ({some(adata.obs_names[broken])}): leave these "
+            f"{len(broken)} of {len(x)} wells hold values that are not finite ({first_few(adata.obs_names[broken])}): leave these "
             "wells out, or drop the features that are missing"
         )
     if len(x) < 3:

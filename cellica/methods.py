@@ -5,7 +5,7 @@ the means of strata are put back, so that no method can mistake a cell type for 
 """
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from cellica.components import Rule, associations, classify
 from cellica.ica import ICA, matched_correlation
-from cellica.schema import InputError
+from cellica.schema import InputError, first_few
 from cellica.whitening import Whitening
 
 MAX_COMPONENTS = 100
@@ -57,12 +57,12 @@ class Roles:
         names, counts = np.unique(self.batch.astype(str), return_counts=True)
         if len(names) < 2:
             raise InputError(
-                f"{method} compares batches, but obs[{self.batch_key!r}] holds one, {some(names)}: name another batch key "
+                f"{method} compares batches, but obs[{self.batch_key!r}] holds one, {first_few(names)}: name another batch key "
                 "(--batch-key), such as 'plate', or use a method that needs none, such as 'sphere'"
             )
         if counts.min() < 2:
             raise InputError(
-                f"{method} needs 2 wells in each batch; of obs[{self.batch_key!r}], {some(names[counts < 2])} has one: "
+                f"{method} needs 2 wells in each batch; of obs[{self.batch_key!r}], {first_few(names[counts < 2])} has one: "
                 "leave it out, or name another batch key"
             )
 
@@ -77,16 +77,6 @@ Account = dict[str, Any]  # what a fit used and found; arrays under "sources" an
 Fit = Callable[..., tuple[Transform, Account]]
 
 # ------------------------------------------------------------------------------------------------ groups of wells
-
-
-def some(names: Collection[object], most: int = 5) -> str:
-    """First few names and how many there are.
-
-    >>> some(list("abcdefg"))
-    "'a', 'b', 'c', 'd', 'e' and 2 more"
-    """
-    shown = ", ".join(repr(str(name)) for name in list(names)[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass
@@ -208,7 +198,7 @@ class Coral:
         counts = np.bincount(index[roles.control], minlength=len(names))
         if counts.min() < 2:
             raise InputError(
-                f"tvn with coral needs 2 controls in each batch; {some(names[counts < 2])} has fewer: use coral=False"
+                f"tvn with coral needs 2 controls in each batch; {first_few(names[counts < 2])} has fewer: use coral=False"
             )
         y = np.empty_like(x)
         for i in range(len(names)):
@@ -278,14 +268,14 @@ class Center:
         if lacking.any():
             remedy = "" if self.scale else " (or 1 anchor)"
             raise InputError(
-                f"{method} needs {self.min_controls} negative controls{remedy} on each {what}; {some(names[lacking])} "
+                f"{method} needs {self.min_controls} negative controls{remedy} on each {what}; {first_few(names[lacking])} "
                 f"({lacking.sum()} of {len(names)}) lack them: name controls or anchors, leave these wells out, or use a "
                 f"method that needs none on each {what}, such as 'sphere' or 'wccn'"
             )
         if few.any():
             roles.notes.append(
                 f"center: {few.sum()} of {len(names)} plates have fewer than {self.min_controls} negative controls "
-                f"({some(names[few])}): each was centred on its anchors instead ({anchors[few].min()} or more), anchor means removed"
+                f"({first_few(names[few])}): each was centred on its anchors instead ({anchors[few].min()} or more), anchor means removed"
             )
         of_controls = x - self.control_means.at(roles.strata)
         of_anchors = x - self.anchor_means.at(roles.cells)

@@ -4,7 +4,7 @@ A *role* (batch, control, anchor, stratum) is a question asked of ``obs``, never
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,17 @@ class PlateError(CellicaError, ValueError):
 
 class WeightsError(CellicaError, ValueError):
     """A checkpoint is absent or does not fit the encoder."""
+
+
+def first_few(values: Iterable[object], most: int = 5) -> str:
+    """Name the first values of many, as errors and notes do.
+
+    >>> first_few("abcdefg")
+    "'a', 'b', 'c', 'd', 'e' and 2 more"
+    """
+    named = list(values)
+    shown = ", ".join(repr(str(value) if isinstance(value, str) else value) for value in named[:most])
+    return shown + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
 # ---------------------------------------------------------------------------------------------- wells and ids
@@ -204,8 +215,5 @@ def _named(obs: pd.DataFrame, names: Sequence[str], label_key: str, role: str) -
     absent = sorted(set(map(str, names)) - {value for value in label if value is not None})
     if absent:
         known = sorted({value for value in label if value is not None})
-        raise InputError(
-            f"{role} {', '.join(map(repr, absent))} not found in obs[{label_key!r}]; it holds "
-            f"{', '.join(known[:10])}{' ...' if len(known) > 10 else ''}"
-        )
+        raise InputError(f"{role} {first_few(absent)} not found in obs[{label_key!r}]; it holds {first_few(known, 10)}")
     return np.isin(label, list(map(str, names)))

@@ -1,0 +1,378 @@
+"""Scores on arrays: average precision, nearest neighbours, recall of known relationships, adjusted eta squared.
+
+Rows that carry no direction (all-zero, constant or non-finite) are left out of every similarity, and ties favour
+nobody: a score is the expected value over the orders of tied candidates.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.special import digamma
+
+TIE = 1e-7  # cosine similarities closer than this are tied
+FEW = 12  # positives a query up to which counting beats sorting
+THRESHOLDS = ((0.05, 0.95), (0.1, 0.9))
+
+
+class Pairs(NamedTuple):
+    """Which pairs of rows count: those with equal codes in all of ``same`` and unequal codes in all of ``diff``.
+
+    Each array holds one integer code a row; a negative code means missing, and such a row pairs with none. A row is
+    never paired with itself.
+    """
+
+    same: Sequence[np.ndarray] = ()
+    diff: Sequence[np.ndarray] = ()
+
+    def mask(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """Pairs as a boolean array (rows x columns); both are indices of rows of the codes."""
+        paired = np.not_equal.outer(rows.astype(np.int32), columns.astype(np.int32))
+        known = np.ones(max(rows.max(initial=0), columns.max(initial=0)) + 1, dtype=bool)
+        for codes, compare in ((self.same, np.equal), (self.diff, np.not_equal)):
+            for code in codes:
+                code = code[: len(known)].astype(np.int32)
+                paired &= compare.outer(code[rows], code[columns])
+                known &= code >= 0
+        if not known.all():
+            paired &= known[rows][:, None] & known[columns]
+        return paired
+
+
+class AveragePrecision(NamedTuple):
+    """One entry a query: average precision (NaN without a positive), numbers of positives and of negatives."""
+
+    value: np.ndarray
+    n_pos: np.ndarray
+    n_neg: np.ndarray
+
+
+# ---------------------------------------------------------------------------------------------- similarities
+
+
+def usable_rows(embeddings: np.ndarray) -> np.ndarray:
+    """Rows with a direction: finite, not all zero and, with several features, not constant.
+
+    >>> usable_rows(np.array([[1.0, 2.0], [0.0, 0.0], [3.0, 3.0], [np.inf, 1.0]]))
+    array([ True, False, False, False])
+    """
+    embeddings = np.asarray(embeddings)
+    low, high = embeddings.min(axis=1), embeddings.max(axis=1)
+    varied = low < high if embeddings.shape[1] > 1 else low != 0
+    return np.isfinite(low) & np.isfinite(high) & varied
+
+
+def unit_rows(embeddings: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1 in float64; unusable rows become zeros."""
+    units = np.where(usable_rows(embeddings)[:, None], embeddings, 0).astype(np.float64)
+    for length in (lambda x: np.abs(x).max(axis=1), lambda x: np.linalg.norm(x, axis=1)):  # squares must not overflow
+        units /= np.where((size := length(units)) > 0, size, 1)[:, None]
+    return units
+
+
+# ---------------------------------------------------------------------------------------------- average precision
+
+
+def average_precision(
+    embeddings: np.ndarray,
+    positive: Pairs,
+    negative: Pairs,
+    *,
+    queries: np.ndarray | None = None,
+    candidates: np.ndarray | None = None,
+    chunk_size: int = 256,
+) -> AveragePrecision:
+    """Average precision of each query's ranking of candidates by cosine similarity, expected over tie orders.
+
+    Parameters
+    ----------
+    embeddings
+        Rows by features. Unusable rows (see `usable_rows`) are neither queries nor candidates.
+    positive, negative
+        Which pairs are positives and negatives.
+    queries, candidates
+        Indices of rows, by default all.
+    chunk_size
+        Queries ranked at a time. Memory grows with chunk_size x candidates, never with candidates squared.
+
+    Returns
+    -------
+    One entry a query, in the order of ``queries``. Without negatives every order is right and the value is 1, which is
+    also its chance level.
+
+    Notes
+    -----
+    A positive with A candidates above it, R of them positive, within a tie of g candidates, r of them positive (itself
+    counted), contributes in expectation (McSherry & Najork, ECIR 2008)
+    [(R + 1) D + (r - 1) / (g - 1) (g - (A + 1) D)] / g with D = sum over i = 1..g of 1 / (A + i).
+    Where positives are few, negatives are counted by float32 similarities, and those that float32 cannot order are settled
+    in float64; where positives or ties are many, float64 similarities are sorted.
+    """
+    usable = usable_rows(embeddings)
+    units = unit_rows(embeddings)
+    queries = np.arange(len(units)) if queries is None else np.asarray(queries)
+    candidates = np.arange(len(units)) if candidates is None else np.asarray(candidates)
+    candidates = candidates[usable[candidates]]
+    targets = units[candidates]
+    targets32 = targets.astype(np.float32)
+    value = np.full(len(queries), np.nan)
+    n_pos, n_neg = np.zeros(len(queries), dtype=np.int64), np.zeros(len(queries), dtype=np.int64)
+    for start in range(0, len(queries) if len(candidates) else 0, chunk_size):
+        part = slice(start, start + chunk_size)
+        rows = queries[part]
+        pos, neg = positive.mask(rows, candidates), negative.mask(rows, candidates)
+        pos[~usable[rows]] = neg[~usable[rows]] = False
+        row, column = np.divmod(np.flatnonzero(pos), len(candidates))
+        n_pos[part], n_neg[part] = np.bincount(row, minlength=len(rows)), np.count_nonzero(neg, axis=1)
+        score = _dots(units[rows], row, targets, column)
+        ranks = _count_negatives(units[rows], targets, targets32, neg, row, score)
+        above, tied = ranks or _sort_negatives(units[rows], targets, neg, row, score)
+        better, equal = _rank_among_positives(row, score)
+        gain = _expected_gain(above + better, better, tied + equal, equal)
+        with np.errstate(invalid="ignore"):
+            value[part] = np.bincount(row, weights=gain, minlength=len(rows)) / n_pos[part]
+    return AveragePrecision(value, n_pos, n_neg)
+
+
+def chance_average_precision(n_pos: np.ndarray, n_neg: np.ndarray) -> np.ndarray:
+    """Mean average precision over all rankings of ``n_pos`` positives and ``n_neg`` negatives; NaN without a positive.
+
+    With n = n_pos + n_neg and the harmonic number H: [H(n) + (n_pos - 1) (n - H(n)) / (n - 1)] / n. It exceeds the share
+    of positives, by most where they are few.
+
+    >>> chance_average_precision(1, 1), chance_average_precision(2, 1)  # (1 + 1/2) / 2, (1 + 5/6 + 7/12) / 3
+    (array(0.75), array(0.8055...))
+    """
+    n_pos, n = np.asarray(n_pos, dtype=float), np.asarray(n_pos, dtype=float) + np.asarray(n_neg, dtype=float)
+    harmonic = digamma(n + 1) - digamma(1.0)
+    chance = (harmonic + (n_pos - 1) * (n - harmonic) / np.maximum(n - 1, 1)) / np.maximum(n, 1)
+    return np.where(n_pos > 0, chance, np.nan)
+
+
+def _dots(a: np.ndarray, rows: np.ndarray, b: np.ndarray, columns: np.ndarray, size: int = 8192) -> np.ndarray:
+    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+    return np.concatenate([np.zeros(0), *(np.vecdot(a[rows[part]], b[columns[part]]) for part in parts)])
+
+
+def _count_negatives(
+    queries: np.ndarray, targets: np.ndarray, targets32: np.ndarray, neg: np.ndarray, row: np.ndarray, score: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Negatives above each positive and tied with it, or None where sorting in float64 is cheaper."""
+    place = np.arange(len(row)) - np.searchsorted(row, row)  # of a positive among those of its query
+    if place.max(initial=0) >= FEW:
+        return None
+    similarity = np.full((len(queries), -(-len(targets) // 8) * 8), -2, dtype=np.float32)
+    np.copyto(similarity[:, : len(targets)], queries.astype(np.float32) @ targets32.T, where=neg)
+    margin = TIE + 2 * np.finfo(np.float32).eps * np.sqrt(queries.shape[1])
+    high, low = (score + margin).astype(np.float32), (score - margin).astype(np.float32)
+    above, reach, tied = (np.zeros(len(row), dtype=np.int64) for _ in range(3))
+    for k in range(place.max(initial=-1) + 1):
+        at = np.flatnonzero(place == k)
+        lines = similarity if len(at) == len(similarity) else similarity[row[at]]
+        for count, threshold in ((above, high), (reach, low)):  # eight comparisons at a time
+            count[at] = np.bitwise_count((lines > threshold[at, None]).view(np.uint64)).sum(axis=1)
+    if (reach - above).sum() > similarity.size // 64:
+        return None
+    for i in np.flatnonzero(reach > above):
+        line = similarity[row[i]]
+        near = np.flatnonzero((line > low[i]) & (line <= high[i]))
+        gap = targets[near] @ queries[row[i]] - score[i]
+        above[i] += np.count_nonzero(gap > TIE)
+        tied[i] = np.count_nonzero(np.abs(gap) <= TIE)
+    return above, tied
+
+
+def _sort_negatives(
+    queries: np.ndarray, targets: np.ndarray, neg: np.ndarray, row: np.ndarray, score: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Negatives above each positive and tied with it."""
+    similarity = np.sort(np.where(neg, queries @ targets.T, -2), axis=1)
+    keys = (similarity + 4.0 * np.arange(len(queries))[:, None]).ravel()  # rows cannot overlap
+    above = neg.shape[1] * (row + 1) - np.searchsorted(keys, score + TIE + 4.0 * row, side="right")
+    reach = neg.shape[1] * (row + 1) - np.searchsorted(keys, score - TIE + 4.0 * row, side="left")
+    return above, reach - above
+
+
+def _rank_among_positives(row: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positives of the same query above each positive, and tied with it (itself counted)."""
+    key = score + 4.0 * row
+    ordered = np.sort(key)
+    last = np.searchsorted(row, row, side="right")
+    reach = np.searchsorted(ordered, key + TIE, side="right")
+    return last - reach, reach - np.searchsorted(ordered, key - TIE, side="left")
+
+
+def _expected_gain(above: np.ndarray, better: np.ndarray, tied: np.ndarray, equal: np.ndarray) -> np.ndarray:
+    spread = digamma(above + tied + 1.0) - digamma(above + 1.0)
+    among = (equal - 1) / np.maximum(tied - 1, 1) * (tied - (above + 1) * spread)
+    return ((better + 1) * spread + among) / tied
+
+
+# ---------------------------------------------------------------------------------------------- nearest neighbour
+
+
+def nearest_neighbor(
+    embeddings: np.ndarray, positive: Pairs, negative: Pairs, *, chunk_size: int = 256
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the nearest candidate of each row by cosine is a positive, and the chance of that.
+
+    Returns
+    -------
+    Share of positives among the nearest candidates (0 or 1 unless several are tied), and share of positives among all
+    candidates; both (rows,), NaN where a row has no positive or is unusable.
+    """
+    usable, units = usable_rows(embeddings), unit_rows(embeddings)
+    value, chance = np.full(len(units), np.nan), np.full(len(units), np.nan)
+    columns = np.flatnonzero(usable)
+    for start in range(0, len(columns), chunk_size):
+        rows = columns[start : start + chunk_size]
+        pos = positive.mask(rows, columns)
+        paired = pos | negative.mask(rows, columns)
+        similarity = np.where(paired, units[rows] @ units[columns].T, -2)
+        nearest = paired & (similarity >= similarity.max(axis=1, keepdims=True) - TIE)
+        some = pos.any(axis=1)
+        value[rows[some]] = (pos & nearest)[some].sum(axis=1) / nearest[some].sum(axis=1)
+        chance[rows[some]] = pos[some].sum(axis=1) / paired[some].sum(axis=1)
+    return value, chance
+
+
+# ---------------------------------------------------------------------------------------------- known relationships
+
+
+class Recall(NamedTuple):
+    """Recall at each pair of thresholds, the pairs on the map that were asked for, and all pairs of the map."""
+
+    value: np.ndarray
+    n_pairs: int
+    null_size: int
+
+
+def relationship_recall(
+    profiles: np.ndarray,
+    names: Sequence[str],
+    pairs: np.ndarray,
+    *,
+    thresholds: Sequence[tuple[float, float]] = THRESHOLDS,
+    chunk_size: int = 512,
+) -> Recall:
+    """Share of known relationships among the most similar and most opposed pairs of a map.
+
+    Parameters
+    ----------
+    profiles
+        One usable row a perturbation.
+    names
+        Name of each row, all different.
+    pairs
+        Annotated relationships (pairs x 2 names). Those with a member that is not on the map are left out, as are self
+        pairs; A-B and B-A count once.
+    thresholds
+        Lower and upper rank (0 to 1); a pair is recalled at or beyond either. Chance is lower + 1 - upper.
+
+    Returns
+    -------
+    Recall of each pair of thresholds; NaN where no annotated pair is on the map.
+
+    Notes
+    -----
+    The null is the cosine of all pairs of the map (Celik et al., PLoS Comput Biol 2024); it is counted chunk by chunk.
+    """
+    place = {name: i for i, name in enumerate(names)}
+    found = [(place[a], place[b]) for a, b in pairs if a in place and b in place and a != b]
+    asked = np.unique(np.sort(np.array(found, dtype=np.int64).reshape(-1, 2), axis=1), axis=0)
+    units, n_null = unit_rows(profiles), len(names) * (len(names) - 1) // 2
+    if not len(asked):
+        return Recall(np.full(len(thresholds), np.nan), 0, n_null)
+    query = np.empty(len(asked))
+    for rows, similarity in _similarity_chunks(units, chunk_size):
+        mine = (asked[:, 0] >= rows.start) & (asked[:, 0] < rows.stop)
+        query[mine] = similarity[asked[mine, 0] - rows.start, asked[mine, 1] - rows.start]
+    below, up_to = np.zeros(len(query), dtype=np.int64), np.zeros(len(query), dtype=np.int64)
+    for _, similarity in _similarity_chunks(units, chunk_size):
+        null = np.sort(similarity[np.triu(np.ones(similarity.shape, dtype=bool), k=1)])
+        below += np.searchsorted(null, query, side="left")
+        up_to += np.searchsorted(null, query, side="right")
+    recalled = [np.mean((up_to / n_null <= low) | (below / n_null >= high)) for low, high in thresholds]
+    return Recall(np.array(recalled), len(query), n_null)
+
+
+def _similarity_chunks(units: np.ndarray, chunk_size: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """Chunks of rows and their similarities to themselves and all later rows."""
+    for start in range(0, len(units), chunk_size):
+        rows = slice(start, min(start + chunk_size, len(units)))
+        yield rows, units[rows] @ units[start:].T
+
+
+# ---------------------------------------------------------------------------------------------- variance shares
+
+
+def adjusted_eta2(values: np.ndarray, groups: np.ndarray, strata: np.ndarray | None = None) -> np.ndarray:
+    """Share of each column's variance that lies between groups, corrected for the number of groups.
+
+    1 - (1 - eta^2)(n - 1) / (n - k), n rows in k groups: 0 in expectation for noise, and negative about half the time.
+    With strata, eta^2 is that of residuals from stratum means, and both numbers are the degrees of freedom that are
+    left: n less the strata, and that less what groups add to strata. What strata explain counts nowhere. A group has one
+    effect, shared by the strata in which it occurs.
+
+    Parameters
+    ----------
+    values
+        Rows by columns, finite.
+    groups, strata
+        One label a row. Rows where either is missing (None, NaN) are left out.
+
+    Returns
+    -------
+    One share a column, float64. NaN where nothing can be said: groups add nothing to strata (a single group), nothing is
+    left within groups (a single row in each), or the column has no variance.
+
+    >>> adjusted_eta2(np.array([[1.0, 0.0], [1.0, 1.0], [3.0, 0.0], [3.0, 1.0]]), np.array(["a", "a", "b", "b"]))
+    array([ 1. , -0.5])
+    """
+    group = label_codes(groups)
+    stratum = np.zeros(len(group), dtype=np.int64) if strata is None else label_codes(strata)
+    known = (group >= 0) & (stratum >= 0)
+    values = np.asarray(values, dtype=np.float64)[known]
+    group, stratum = (np.unique(code[known], return_inverse=True)[1] for code in (group, stratum))
+    n_groups, n_strata = group.max(initial=-1) + 1, stratum.max(initial=-1) + 1
+    share = np.full(values.shape[1], np.nan)
+    left = len(values) - n_strata
+    added = n_groups - _n_connected(stratum, group, n_strata, n_groups)
+    if not added or left <= added:
+        return share
+    residual = values - group_means(values, stratum)[stratum]
+    total = np.square(residual).sum(axis=0)
+    within = np.square(residual - group_means(residual, group)[group]).sum(axis=0)
+    varied = total > len(values) * np.square(1e-12 * np.abs(values).max(axis=0))
+    share[varied] = 1 - within[varied] / total[varied] * left / (left - added)
+    return share
+
+
+def _n_connected(stratum: np.ndarray, group: np.ndarray, n_strata: int, n_groups: int) -> int:
+    """Sets of strata that share no group: groups nested in strata add one degree of freedom less in each of them."""
+    n = n_strata + n_groups
+    edges = coo_array((np.ones(len(group)), (stratum, group + n_strata)), shape=(n, n))
+    return connected_components(edges, directed=False)[0]
+
+
+def label_codes(labels: np.ndarray) -> np.ndarray:
+    """Labels as integers from 0 in order of their names, missing ones (None, NaN) as -1.
+
+    >>> label_codes(np.array(["b", None, "a", "b"], dtype=object))
+    array([ 1, -1,  0,  1])
+    """
+    labels = np.asarray(labels)
+    missing = np.array([label is None or label != label for label in labels.tolist()], dtype=bool)
+    codes = np.full(len(labels), -1, dtype=np.int64)
+    codes[~missing] = np.unique(labels[~missing].astype(str), return_inverse=True)[1]
+    return codes
+
+
+def group_means(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Mean row of each group (groups x columns), for codes 0, 1, ... that all occur."""
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], np.arange(codes.max(initial=-1) + 1))
+    sums = np.add.reduceat(np.asarray(values, dtype=np.float64)[order], starts, axis=0)
+    return sums / np.bincount(codes)[:, None]

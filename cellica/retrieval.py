@@ -1,0 +1,684 @@
+"""Score tables of an AnnData: does a representation find what belongs together, and how much batch is left in it?
+
+Every table has one row a score (``schema.SCORE_COLUMNS``): the representation, the metric, the group of queries, its
+value and chance level, the number of queries, the wells left out, and a note that gives the reasons. What does not
+apply is a row without a value whose note says why.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+
+from cellica import metrics
+from cellica.artifacts import PathLike, require_file
+from cellica.metrics import THRESHOLDS, Pairs, label_codes
+from cellica.progress import track
+from cellica.schema import (
+    EXPERIMENT,
+    PERTURBATION,
+    SCORE_COLUMNS,
+    WELL,
+    InputError,
+    anchor_mask,
+    control_mask,
+    labels,
+    parse_well,
+    require_columns,
+    strata_labels,
+)
+
+MIN_ENTITIES = 20  # fewest perturbations of a map on which known relationships are scored
+CENTERING = ("center", "center_scale", "combat", "harmony")  # methods that take batch means from the wells themselves
+INTENSITY = "intensity_"
+
+
+# ---------------------------------------------------------------------------------------------- retrieval
+
+
+def average_precision(
+    adata: ad.AnnData,
+    *,
+    pos_sameby: Sequence[str],
+    pos_diffby: Sequence[str] = (),
+    neg_sameby: Sequence[str] = (),
+    neg_diffby: Sequence[str] = (),
+    use_rep: str | None = None,
+    queries: np.ndarray | None = None,
+    candidates: np.ndarray | None = None,
+) -> pd.DataFrame:
+    """Average precision of each well's ranking of the others by cosine similarity.
+
+    Parameters
+    ----------
+    pos_sameby, pos_diffby, neg_sameby, neg_diffby
+        Columns of obs that a positive or a negative pair must share or differ in. A well where one is missing forms no
+        such pair.
+    use_rep
+        Key of obsm, by default X.
+    queries, candidates
+        Boolean masks of wells, by default all.
+
+    Returns
+    -------
+    One row a query, index its obs name: ``average_precision`` (NaN where the well has no positive or no usable row),
+    ``n_pos``, ``n_neg`` and ``chance``, the mean over random rankings.
+
+    Raises
+    ------
+    InputError
+        A column is not in obs, or no query has a positive or a negative.
+    """
+    if not pos_sameby or not (neg_sameby or neg_diffby):
+        raise InputError("name at least one column in pos_sameby, and one in neg_sameby or neg_diffby")
+    rows = np.arange(adata.n_obs)
+    at = rows if queries is None else np.flatnonzero(queries)
+    result = metrics.average_precision(
+        _embedding(adata, use_rep),
+        _pairs(adata.obs, pos_sameby, pos_diffby),
+        _pairs(adata.obs, neg_sameby, neg_diffby),
+        queries=at,
+        candidates=None if candidates is None else np.flatnonzero(candidates),
+    )
+    for name, n, same, diff in (
+        ("positive", result.n_pos, pos_sameby, pos_diffby),
+        ("negative", result.n_neg, neg_sameby, neg_diffby),
+    ):
+        if not n.any():
+            raise InputError(
+                f"no query has a {name}: no two usable wells share {list(same)} and differ in {list(diff)}; name other "
+                "columns, or give replicates"
+            )
+    table = pd.DataFrame(result._asdict(), index=adata.obs_names[at]).rename(columns={"value": "average_precision"})
+    table["chance"] = metrics.chance_average_precision(result.n_pos, result.n_neg)
+    return table
+
+
+def replicate_retrieval(
+    adata: ad.AnnData,
+    *,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    strata_key: str | None = "auto",
+    pos_diffby: Sequence[str] = (),
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+    max_queries: int | None = None,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """Do wells find their replicates in other batches?
+
+    Queries are treated wells, candidates are treated wells of other batches and of the same stratum, and positives share
+    the perturbation. Controls are neither. With ``pos_diffby=["well"]`` positives must also sit in another position;
+    wells of the same perturbation that do not are no candidates.
+
+    Parameters
+    ----------
+    batch_key, label_key, strata_key
+        Columns of obs; see ``schema.strata_labels`` for the default of strata.
+    pos_diffby
+        Further columns that a positive must differ in.
+    controls
+        Perturbations that are controls, by default where ``obs["control"] == "negative"``.
+    use_rep
+        Key of obsm, by default X.
+    max_queries
+        Score a random sample of this many queries against all candidates.
+
+    Returns
+    -------
+    Score table of one row, metric ``replicate_map``, or ``replicate_map_other_{column}`` for further columns: the mean
+    average precision of the queries that have a positive and a negative, and the mean over random rankings.
+    """
+    metric = "_".join(["replicate_map", *(["other", *pos_diffby] if pos_diffby else [])])
+    require_columns(adata.obs, [label_key, batch_key, *pos_diffby], "obs")
+    stratum = label_codes(strata_labels(adata.obs, strata_key))
+    within = (stratum,) if stratum.any() else ()
+    positive = _pairs(adata.obs, [label_key], [batch_key, *pos_diffby], within)
+    negative = _pairs(adata.obs, [], [label_key, batch_key], within)
+    return _mean_average_precision(
+        adata,
+        metric,
+        positive,
+        negative,
+        treated=~control_mask(adata.obs, controls, label_key),
+        needed=[label_key, batch_key, *pos_diffby],
+        use_rep=use_rep,
+        max_queries=max_queries,
+        random_state=random_state,
+    )
+
+
+def class_retrieval(
+    adata: ad.AnnData,
+    *,
+    class_key: str,
+    group_key: str,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+    max_queries: int | None = None,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """Do wells find other compounds of their class (a mechanism, a target) in other batches?
+
+    Queries are treated wells that have a class; candidates are treated wells that have one, of another group and another
+    batch; positives share the class.
+
+    Parameters
+    ----------
+    class_key, group_key
+        Columns of obs: the class, and what must differ (the compound, so that its doses do not find each other).
+    batch_key, label_key, controls, use_rep, max_queries
+        As in `replicate_retrieval`.
+
+    Returns
+    -------
+    Score table of one row, metric ``class_map``: the mean average precision of the queries that have a positive and a
+    negative, and the mean over random rankings.
+    """
+    return _mean_average_precision(
+        adata,
+        "class_map",
+        _pairs(adata.obs, [class_key], [group_key, batch_key]),
+        _pairs(adata.obs, [], [class_key, group_key, batch_key]),
+        treated=~control_mask(adata.obs, controls, label_key),
+        needed=[class_key, group_key, batch_key],
+        use_rep=use_rep,
+        max_queries=max_queries,
+        random_state=random_state,
+    )
+
+
+def nearest_neighbor(
+    adata: ad.AnnData,
+    *,
+    class_key: str,
+    group_key: str,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+) -> pd.DataFrame:
+    """Is a treatment's nearest neighbour, not of the same compound (NSC) nor batch (NSCB), of its class?
+
+    Queries and candidates are mean profiles of treated wells that have a class: for NSC one a perturbation, for NSCB
+    one a perturbation and batch (Ljosa et al., J Biomol Screen 2013; Ando, McLean and Berndl, 2017). Keywords are those
+    of `class_retrieval`.
+
+    Returns
+    -------
+    Score table of two rows, metrics ``nsc`` and ``nscb``: share of right neighbours among the profiles that have a
+    positive, and the mean share of positives among their candidates.
+    """
+    needed = list(dict.fromkeys([label_key, class_key, group_key, batch_key]))
+    treated = ~control_mask(adata.obs, controls, label_key)
+    x, kept, dropped, notes = _kept(adata, treated, needed, use_rep)
+    rows = []
+    for metric, apart in (("nsc", [group_key]), ("nscb", [group_key, batch_key])):
+        unit = list(dict.fromkeys([label_key, class_key, *apart]))
+        profile = _joint_codes(adata.obs[kept], unit)
+        first = np.unique(profile, return_index=True)[1]
+        obs = adata.obs[kept].iloc[first]
+        means = metrics.group_means(x[kept], profile) if len(first) else x[:0]
+        value, chance = metrics.nearest_neighbor(
+            means, _pairs(obs, [class_key], apart), _pairs(obs, [], [class_key, *apart])
+        )
+        scored = ~np.isnan(value)
+        said = ["queries are mean profiles", *notes, _without(np.count_nonzero(~scored), "profiles")]
+        if not scored.any():
+            said = [
+                f"not applicable: no profile shares its {class_key} with one of another {' and '.join(apart)}",
+                *said,
+            ]
+        rows.append(_row(use_rep, metric, _mean(value), _mean(chance), scored.sum(), dropped, said))
+    return _table(rows)
+
+
+def _mean_average_precision(
+    adata: ad.AnnData,
+    metric: str,
+    positive: Pairs,
+    negative: Pairs,
+    *,
+    treated: np.ndarray,
+    needed: Sequence[str],
+    use_rep: str | None,
+    max_queries: int | None,
+    random_state: int,
+) -> pd.DataFrame:
+    x, kept, dropped, notes = _kept(adata, treated, needed, use_rep)
+    candidates = queries = np.flatnonzero(kept)
+    if max_queries is not None and max_queries < len(queries):
+        sample = np.random.default_rng(random_state).choice(len(queries), max_queries, replace=False)
+        queries = queries[np.sort(sample)]
+        notes.append(f"{max_queries} of {len(candidates)} queries sampled (random_state {random_state})")
+    result = metrics.average_precision(x, positive, negative, queries=queries, candidates=candidates)
+    scored = (result.n_pos > 0) & (result.n_neg > 0)
+    if scored.any():
+        notes.append(_without(np.count_nonzero(~scored), "queries"))
+    elif result.n_pos.any():
+        notes.insert(0, "not applicable: every candidate is a positive")
+    else:
+        notes.insert(0, f"not applicable: no two treated wells share {needed[0]} and differ in {', '.join(needed[1:])}")
+    chance = metrics.chance_average_precision(result.n_pos, result.n_neg)
+    row = _row(use_rep, metric, _mean(result.value[scored]), _mean(chance[scored]), scored.sum(), dropped, notes)
+    return _table([row])
+
+
+# ---------------------------------------------------------------------------------------------- known relationships
+
+
+def relationship_recall(
+    adata: ad.AnnData,
+    truth: PathLike,
+    *,
+    label_key: str = PERTURBATION,
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+    thresholds: Sequence[tuple[float, float]] = THRESHOLDS,
+) -> pd.DataFrame:
+    """Recall of known relationships between perturbations among the extremes of all pairs' cosines.
+
+    Parameters
+    ----------
+    truth
+        Folder of ``{source}.txt`` files: comma-separated, columns ``entity1`` and ``entity2`` that hold perturbations.
+    label_key, controls, use_rep
+        As in `replicate_retrieval`. The map holds the mean profile of each perturbation's treated wells.
+    thresholds
+        Lower and upper ranks; see ``metrics.relationship_recall``.
+
+    Returns
+    -------
+    Score table, a row for each source and pair of thresholds: metric ``recall_{low}_{high}``, group the source; queries
+    are annotated pairs. Not applicable to maps of fewer than 20 perturbations.
+
+    Raises
+    ------
+    MissingFileError, InputError
+        The folder is not there, holds no ``.txt``, or one lacks the columns.
+    """
+    files = sorted(require_file(truth, "folder of known relationships").glob("*.txt"))
+    if not files:
+        raise InputError(f"{truth} holds no .txt file: give a folder of files such as CORUM.txt (entity1,entity2)")
+    treated = ~control_mask(adata.obs, controls, label_key)
+    x, kept, dropped, notes = _kept(adata, treated, [label_key], use_rep)
+    names, code = np.unique(labels(adata.obs[kept], label_key).astype(str), return_inverse=True)
+    profiles = metrics.group_means(x[kept], code) if len(names) else x[:0]
+    usable = metrics.usable_rows(profiles) if len(names) else np.zeros(0, dtype=bool)
+    names, profiles = names[usable], profiles[usable]
+    rows = []
+    for file in files:
+        pairs = _read_pairs(file)
+        enough = len(names) >= MIN_ENTITIES
+        recall = metrics.relationship_recall(profiles, names, pairs if enough else pairs[:0], thresholds=thresholds)
+        said = [f"queries are annotated pairs of {len(names)} perturbations", *notes]
+        if not enough:
+            said = [f"not applicable: {len(names)} perturbations, and at least {MIN_ENTITIES} are needed", *notes]
+        elif not recall.n_pairs:
+            said = [f"not applicable: no pair of {file.name} is among the {len(names)} perturbations", *notes]
+        for (low, high), value in zip(thresholds, recall.value):
+            chance = low + 1 - high
+            metric = f"recall_{low}_{high}"
+            rows.append(_row(use_rep, metric, value, chance, recall.n_pairs, dropped, said, group=file.stem))
+    return _table(rows)
+
+
+def _read_pairs(file: Path) -> np.ndarray:
+    pairs = pd.read_csv(file, dtype=str)
+    require_columns(pairs, ["entity1", "entity2"], str(file))
+    return pairs[["entity1", "entity2"]].dropna().to_numpy(dtype=object)
+
+
+# ---------------------------------------------------------------------------------------------- batch effect
+
+
+def batch_effect(
+    adata: ad.AnnData,
+    *,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    strata_key: str | None = "auto",
+    controls: Sequence[str] | None = None,
+    anchors: Sequence[str] | None = None,
+    use_rep: str | None = None,
+) -> pd.DataFrame:
+    """Share of the variance of anchors that lies between batches, anchor means removed, within strata.
+
+    Parameters
+    ----------
+    anchors
+        Perturbations to measure on, by default those present in more than half of the batches, controls included
+        (``schema.anchor_mask``).
+    batch_key, label_key, strata_key, controls, use_rep
+        As in `replicate_retrieval`.
+
+    Returns
+    -------
+    Score table of two rows: ``batch_share``, the mean over features of adjusted eta squared
+    (``metrics.adjusted_eta2``), and ``batch_share_weighted``, weighted by the features' variance. Chance is 0, and
+    noise has none either: a low share alone is no success. Queries are anchor wells.
+    """
+    roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "controls": controls}
+    anchor = anchor_mask(adata.obs, anchors, **roles)
+    x, kept, dropped, notes = _kept(adata, anchor, list(dict.fromkeys([batch_key, label_key])), use_rep)
+    obs = adata.obs[kept]
+    batch, cell = labels(obs, batch_key), label_codes(strata_labels(obs, strata_key))
+    cell = np.unique(np.column_stack([cell, label_codes(labels(obs, label_key))]), axis=0, return_inverse=True)[
+        1
+    ].ravel()
+    values = x[kept]
+    share = metrics.adjusted_eta2(values, batch, cell)
+    known = ~np.isnan(share)
+    notes.insert(0, f"wells of {len(set(labels(obs, label_key)))} anchors in {len(set(batch))} batches")
+    if not known.any():
+        notes.insert(0, "not applicable: anchors do not repeat within and across batches")
+    centred = [name for name in _method(adata, use_rep).split("+") if name in CENTERING]
+    if centred:
+        notes.append(
+            f"{' and '.join(centred)} took batch means from these very wells, on which the share is low for that"
+        )
+    variance = (values - metrics.group_means(values, cell)[cell]).var(axis=0) if known.any() else share
+    weighted = np.average(share[known], weights=variance[known]) if known.any() else np.nan
+    return _table(
+        [
+            _row(use_rep, metric, value, 0.0, int(np.count_nonzero(kept)), dropped, notes)
+            for metric, value in (("batch_share", _mean(share)), ("batch_share_weighted", weighted))
+        ]
+    )
+
+
+def _method(adata: ad.AnnData, use_rep: str | None) -> str:
+    """Name of the method or chain that wrote a representation, as recorded or by its key."""
+    key = str(use_rep or "").removeprefix("X_")
+    record = adata.uns.get("cellica", {}).get(key, {})
+    return str(record.get("method", key)) if isinstance(record, Mapping) else key
+
+
+# ---------------------------------------------------------------------------------------------- all scores
+
+
+def evaluate(
+    adata: ad.AnnData,
+    reps: Sequence[str] | None = None,
+    *,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    strata_key: str | None = "auto",
+    class_key: str | None = None,
+    group_key: str | None = None,
+    controls: Sequence[str] | None = None,
+    anchors: Sequence[str] | None = None,
+    truth: PathLike | None = None,
+    max_queries: int | None = None,
+    random_state: int = 0,
+    baselines: bool = True,
+) -> pd.DataFrame:
+    """All scores that apply, for each representation.
+
+    Parameters
+    ----------
+    reps
+        ``"X"`` and keys of obsm, by default X and all keys that start with ``X_``.
+    batch_key, label_key, strata_key, controls, anchors
+        Roles of wells; see `replicate_retrieval` and `batch_effect`.
+    class_key, group_key
+        Columns for `class_retrieval` and `nearest_neighbor`, which are left out without ``class_key``; ``group_key``
+        is by default ``label_key``.
+    truth
+        Folder for `relationship_recall`, which is left out without it.
+    max_queries, random_state
+        Score a random sample of queries in the retrievals.
+    baselines
+        Also score what needs no image: the row and column of the well (``baseline:position``) and, where obs has
+        columns ``intensity_*``, those (``baseline:intensity``).
+
+    Returns
+    -------
+    Score table. What does not apply is a row without a value whose note says why.
+
+    Raises
+    ------
+    InputError
+        A column, a control, an anchor or a representation that was named is not there.
+    """
+    group_key = group_key or label_key
+    named = [batch_key, label_key, *([class_key, group_key] if class_key else [])]
+    require_columns(adata.obs, list(dict.fromkeys(named)), "obs")
+    roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "controls": controls}
+    anchor_mask(adata.obs, anchors, **roles)
+    strata_labels(adata.obs, strata_key)
+    sampled: dict[str, Any] = {"max_queries": max_queries, "random_state": random_state}
+    of_class: dict[str, Any] = {"class_key": class_key, "group_key": group_key, **roles}
+
+    def scores(data: ad.AnnData, rep: str) -> list[pd.DataFrame]:
+        replicates: dict[str, Any] = {"strata_key": strata_key, "use_rep": rep, **roles, **sampled}
+        tables = [
+            replicate_retrieval(data, **replicates),
+            _attempt(
+                rep, "replicate_map_other_well", lambda: replicate_retrieval(data, pos_diffby=[WELL], **replicates)
+            ),
+            batch_effect(data, strata_key=strata_key, anchors=anchors, use_rep=rep, **roles),
+        ]
+        if class_key:
+            tables.append(class_retrieval(data, use_rep=rep, **of_class, **sampled))
+            tables.append(nearest_neighbor(data, use_rep=rep, **of_class))
+        if truth is not None:
+            tables.append(relationship_recall(data, truth, label_key=label_key, controls=controls, use_rep=rep))
+        return tables
+
+    keys = ["X", *(key for key in adata.obsm if key.startswith("X_"))] if reps is None else list(reps)
+    for key in keys:
+        _embedding(adata, key)
+    tables = [table for key in track(keys, "Scoring") for table in scores(adata, key)]
+    for key, build in _BASELINES.items() if baselines else ():
+        try:
+            baseline = build(adata.obs)
+        except InputError as error:
+            tables.append(_table([_absent(key, "all", error)]))
+            continue
+        if baseline is not None:
+            tables += scores(ad.AnnData(obs=adata.obs.copy(), obsm={key: baseline}), key)
+    return pd.concat(tables, ignore_index=True) if tables else _table([])
+
+
+def compare(
+    adata: ad.AnnData,
+    methods: Sequence[str] | None = None,
+    *,
+    use_rep: str | None = None,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    strata_key: str | None = "auto",
+    controls: Sequence[str] | None = None,
+    anchors: Sequence[str] | None = None,
+    random_state: int = 0,
+    baselines: bool = True,
+    **scoring: Any,
+) -> pd.DataFrame:
+    """Correct by each method and score the result. Changes nothing in ``adata``.
+
+    Parameters
+    ----------
+    methods
+        Names of methods or chains (``"center+sphere"``), by default ``correct.DEFAULT_COMPARISON``.
+    use_rep
+        What to correct: a key of obsm, by default X.
+    batch_key, label_key, strata_key, controls, anchors, random_state
+        Given to each method and to `evaluate`.
+    **scoring
+        Further keywords of `evaluate`: ``class_key``, ``group_key``, ``truth``, ``max_queries``.
+
+    Returns
+    -------
+    Score table; ``rep`` is ``X_{method}``. Notes hold what the method said of its fit, and that it saw the scored wells.
+    A method that cannot run is a row without a value whose note says why.
+
+    Raises
+    ------
+    InputError
+        An unknown method, or a column that is not there.
+    """
+    from cellica import correct
+
+    names = list(dict.fromkeys(correct.DEFAULT_COMPARISON if methods is None else methods))
+    for name in names:
+        correct.parse(name)
+    roles: dict[str, Any] = {
+        "batch_key": batch_key,
+        "label_key": label_key,
+        "strata_key": strata_key,
+        "controls": controls,
+        "anchors": anchors,
+        "random_state": random_state,
+    }
+    tables = [evaluate(adata, [], baselines=baselines, **roles, **scoring)]
+    for name in track(names, "Comparing"):
+        work = ad.AnnData(obs=adata.obs.copy(), var=adata.var.copy(), X=None if adata.X is None else adata.X.copy())
+        if use_rep not in (None, "X"):
+            work.obsm[use_rep] = _embedding(adata, use_rep)
+        try:
+            correct.run(work, name, use_rep=use_rep, **roles)
+        except InputError as error:
+            tables.append(_table([_absent(f"X_{name}", "all", error)]))
+            continue
+        table = evaluate(work, [f"X_{name}"], baselines=False, **roles, **scoring)
+        said = [
+            *work.uns["cellica"][name]["notes"],
+            "" if name == "none" else "fitted on the scored wells (transductive)",
+        ]
+        table["note"] = [_joined([note, *said]) for note in table["note"]]
+        tables.append(table)
+    return pd.concat([*tables[1:], tables[0]], ignore_index=True)
+
+
+def summary(scores: pd.DataFrame) -> pd.DataFrame:
+    """Values of a score table for printing: a row a representation, a column a metric (and group).
+
+    >>> summary(_table([_row("X", "nsc", 0.5, 0.1, 9, 0, []), _row("X", "recall", 0.2, 0.1, 9, 0, [], group="CORUM")]))
+    metric  nsc  recall CORUM
+    rep
+    X       0.5           0.2
+    """
+    metric = scores["metric"].where(scores["group"] == "all", scores["metric"] + " " + scores["group"])
+    wide = scores.assign(metric=metric).pivot_table("value", "rep", "metric", dropna=False, sort=False)
+    columns = [name for name in dict.fromkeys(metric) if name != "all"]
+    return wide.reindex(index=list(dict.fromkeys(scores["rep"])), columns=pd.Index(columns, name="metric"))
+
+
+# ---------------------------------------------------------------------------------------------- baselines
+
+
+def _position(obs: pd.DataFrame) -> np.ndarray:
+    """Row and column of the well, one-hot (n x rows + columns); zeros where the well is missing."""
+    well = labels(obs, WELL)
+    known = np.array([name is not None for name in well], dtype=bool)
+    if not known.any():
+        raise InputError(f"not applicable: obs[{WELL!r}] is missing in all wells")
+    places = np.array([parse_well(name) for name in well[known]])
+    baseline = np.zeros((len(obs), places.max(axis=0).sum() + 2), dtype=np.float32)
+    at = np.flatnonzero(known)
+    baseline[at, places[:, 0]] = 1
+    baseline[at, places[:, 0].max() + 1 + places[:, 1]] = 1
+    return baseline
+
+
+def _intensity(obs: pd.DataFrame) -> np.ndarray | None:
+    """Columns ``intensity_*``, z-scored; None without any."""
+    columns = [name for name in obs.columns if str(name).startswith(INTENSITY)]
+    if not columns:
+        return None
+    values = obs[columns].to_numpy(dtype=np.float64)
+    scale = np.nanstd(values, axis=0)
+    return (values - np.nanmean(values, axis=0)) / np.where(scale > 0, scale, 1)
+
+
+_BASELINES: dict[str, Callable[[pd.DataFrame], np.ndarray | None]] = {
+    "baseline:position": _position,
+    "baseline:intensity": _intensity,
+}
+
+
+# ---------------------------------------------------------------------------------------------- wells and rows
+
+
+def _embedding(adata: ad.AnnData, use_rep: str | None) -> np.ndarray:
+    if use_rep not in (None, "X") and use_rep not in adata.obsm:
+        raise InputError(f"representation {use_rep!r} is not in obsm: use X{''.join(f', {key}' for key in adata.obsm)}")
+    x = adata.X if use_rep in (None, "X") else adata.obsm[use_rep]
+    if x is None:
+        raise InputError("adata has no X: name a key of obsm")
+    x = np.asarray(x.todense() if hasattr(x, "todense") else x)
+    if not x.shape[1]:
+        raise InputError(f"representation {use_rep or 'X'!r} has no features")
+    return x
+
+
+def _pairs(obs: pd.DataFrame, same: Sequence[str], diff: Sequence[str], within: Iterable[np.ndarray] = ()) -> Pairs:
+    codes = {key: label_codes(labels(obs, key)) for key in dict.fromkeys([*same, *diff])}
+    return Pairs([*(codes[key] for key in same), *within], [codes[key] for key in dict.fromkeys(diff)])
+
+
+def _joint_codes(obs: pd.DataFrame, keys: Sequence[str]) -> np.ndarray:
+    codes = np.column_stack([label_codes(labels(obs, key)) for key in keys])
+    return np.unique(codes, axis=0, return_inverse=True)[1].ravel()
+
+
+def _kept(
+    adata: ad.AnnData, role: np.ndarray, needed: Sequence[str], use_rep: str | None
+) -> tuple[np.ndarray, np.ndarray, int, list[str]]:
+    """Representation, the wells of a role that can be scored, how many cannot, and why."""
+    x = _embedding(adata, use_rep)
+    kept, notes = role.copy(), []
+    missing = {f"without {key}": label_codes(labels(adata.obs, key)) < 0 for key in dict.fromkeys(needed)}
+    for reason, bad in {**missing, "all-zero, constant or not finite": ~metrics.usable_rows(x)}.items():
+        if (bad & kept).any():
+            notes.append(f"{np.count_nonzero(bad & kept)} wells left out: {reason}")
+        kept &= ~bad
+    return x, kept, int(np.count_nonzero(role & ~kept)), notes
+
+
+def _without(n: int | np.integer, what: str) -> str:
+    return f"{n} {what} without a positive or negative are not scored" if n else ""
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if not np.isnan(values).all() else np.nan
+
+
+def _joined(notes: Iterable[str]) -> str:
+    return "; ".join(note for note in notes if note)
+
+
+def _row(
+    rep: str | None,
+    metric: str,
+    value: float,
+    chance: float,
+    n_queries: int | np.integer,
+    n_dropped: int,
+    notes: Iterable[str],
+    group: str = "all",
+) -> tuple:
+    return rep or "X", metric, group, float(value), float(chance), int(n_queries), int(n_dropped), _joined(notes)
+
+
+def _absent(rep: str, metric: str, reason: Exception) -> tuple:
+    return _row(rep, metric, np.nan, np.nan, 0, 0, [str(reason)])
+
+
+def _attempt(rep: str, metric: str, score: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    try:
+        return score()
+    except InputError as error:
+        return _table([_absent(rep, metric, error)])
+
+
+def _table(rows: Sequence[tuple]) -> pd.DataFrame:
+    types = {"value": float, "chance": float, "n_queries": int, "n_dropped": int}
+    return pd.DataFrame(rows, columns=list(SCORE_COLUMNS)).astype(types)

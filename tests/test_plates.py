@@ -1,0 +1,478 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from cellica import images, plates, schema
+from cellica.plates import Plate, ingest
+from cellica.schema import InputError, MissingFileError, PlateError
+
+CHANNELS = tuple(f"w{i}" for i in range(1, 7))
+
+
+def screen_table(rows: list[dict]) -> pd.DataFrame:
+    """A screen table by hand: labels filled in, index = site ids."""
+    labels = {"cell_type": "HUVEC", "perturbation": "EMPTY", "perturbation_type": "siRNA", "control": "negative"}
+    table = pd.DataFrame([{**labels, "concentration": np.nan, **row} for row in rows])
+    table.index = schema.obs_names(table)
+    return table
+
+
+def rxrx1_table(folder: Path) -> pd.DataFrame:
+    sites: dict[tuple, dict] = {}
+    for file in sorted(folder.glob("*/*/Plate*/*.png")):
+        well, site, channel = re.fullmatch(r"(\w+)_s(\d)_(w\d)\.png", file.name).groups()
+        key = (file.parts[-3], file.parts[-2].removeprefix("Plate"), well, int(site))
+        sites.setdefault(key, {})[f"path_{channel}"] = str(file)
+    return screen_table(
+        [dict(zip(("experiment", "plate", "well", "site"), key), **paths) for key, paths in sites.items()]
+    )
+
+
+def made_table(folder: Path, wells: list[str], channels=("a", "b"), shape=(6, 8), dtype=np.uint8, sites=1, plate="1"):
+    """Write random images and their screen table."""
+    rng = np.random.default_rng(len(wells))
+    rows = []
+    for well in wells:
+        for site in range(1, sites + 1):
+            row = {"experiment": "E-01", "plate": plate, "well": well, "site": site}
+            for channel in channels:
+                path = folder / f"{plate}_{well}_{site}_{channel}.png"
+                Image.fromarray(rng.integers(1, np.iinfo(dtype).max, shape, dtype=dtype)).save(path)
+                row[f"path_{channel}"] = str(path)
+            rows.append(row)
+    return screen_table(rows)
+
+
+def pixels_of(plate: Plate, **options) -> np.ndarray:
+    return np.concatenate([pixels for _, pixels in plate.fields(**options)])
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def rxrx1(shared, tmp_path_factory):
+    """Real RxRx1: site 1 of twelve plates is whole, site 2 lacks w5 and w6."""
+    table = rxrx1_table(shared / "data" / "rxrx1_images")
+    out = tmp_path_factory.mktemp("rxrx1")
+    return table, out, ingest(table, out)
+
+
+# ---------------------------------------------------------------------------------------------- real plates
+
+
+def test_real_sites_round_trip_to_the_pixel(rxrx1):
+    table, _, report = rxrx1
+    assert [path.name for path in report.plates] == [
+        f"{e}_{p}.zarr" for e, p in table.groupby(["experiment", "plate"]).groups
+    ]
+    assert report.n_sites == len(report.plates) == 12
+    for path in report.plates:
+        plate = Plate(path)
+        assert (plate.shape, plate.channels) == ((6, 512, 512), list(CHANNELS))
+        assert plate.name == f"{plate.experiment}_{plate.plate}" == path.stem
+        ((part, pixels),) = plate.fields()
+        assert list(part.index) == [f"{plate.name}_B02_1"]
+        for channel, image in zip(CHANNELS, pixels[0], strict=True):
+            with Image.open(table.loc[part.index[0], f"path_{channel}"]) as reference:
+                np.testing.assert_array_equal(image, np.asarray(reference))
+
+
+def test_real_incomplete_sites_are_set_aside_channel_by_channel(rxrx1):
+    table, out, report = rxrx1
+    faults = report.set_aside
+    assert set(faults["site_id"]) == set(table.index[table["site"] == 2])
+    assert list(faults["channel"]) == ["w5", "w6"] * 12
+    assert set(faults["reason"]) == {"no path in the table"}
+    assert "12 plates, 12 sites\nset aside 24 images of 12 sites: no path in the table" in report.summary()
+    pd.testing.assert_frame_equal(
+        pd.read_csv(out / "set_aside.csv", dtype=str, keep_default_na=False), faults, check_dtype=False
+    )
+
+
+def test_zarr_python_and_ome_zarr_models_read_a_real_plate(rxrx1):
+    from ome_zarr_models.v05.hcs import HCS
+    from ome_zarr_models.v05.image import Image as OmeImage
+
+    path = rxrx1[2].plates[0]
+    group = zarr.open_group(path, mode="r")
+    array = group["B/02/1/0"]
+    assert (array.shape, array.chunks, array.dtype) == ((1, 6, 1, 512, 512), (1, 6, 1, 512, 512), np.uint8)
+    assert array.metadata.dimension_names == ("t", "c", "z", "y", "x")
+    np.testing.assert_array_equal(array[0, :, 0], pixels_of(Plate(path))[0])
+    model = HCS.from_zarr(group)
+    assert [well.path for well in model.attributes.ome.plate.wells] == ["B/02"]
+    assert OmeImage.from_zarr(group["B/02/1"]).attributes.ome.omero["channels"][5]["label"] == "w6"
+    assert group.metadata.consolidated_metadata is None
+
+
+def test_sixteen_bit_tiffs_need_a_range_and_keep_it_in_the_provenance(shared, tmp_path):
+    rows = {}
+    for file in sorted((shared / "data" / "hcs_tiff_samples").glob("*/*.tif")):
+        well, *_, channel, _ = file.stem.split("_")
+        row = rows.setdefault(
+            well, {"experiment": "NF1", "plate": "2", "well": schema.format_well(*schema.parse_well(well))}
+        )
+        row.update({"site": 1, f"path_{channel}": str(file)})
+    table = screen_table(list(rows.values()))
+    with pytest.raises(InputError, match=r"plate NF1_2: images of 16 bits .* intensity_range=\(low, high\)"):
+        ingest(table, tmp_path)
+    assert not list(tmp_path.glob("*.zarr"))
+    report = ingest(table, tmp_path, intensity_range=(256, 65535))
+    plate = Plate(report.plates[0])
+    assert plate.shape == (3, 904, 1224)
+    assert plate.provenance[0]["parameters"] == {"intensity_range": [256, 65535]}
+    with Image.open(table.iloc[0]["path_GFP"]) as reference:
+        expected = images.to_uint8(np.asarray(reference), (256, 65535))
+    np.testing.assert_array_equal(pixels_of(plate)[0, plate.channels.index("GFP")], expected)
+
+
+def test_real_jpeg2000_on_a_1536_well_plate(shared, tmp_path):
+    folder = shared / "data" / "rxrx3_jp2_sample"
+    paths = {f"path_w{i}": str(folder / f"AA41_s1_{i}.jp2") for i in range(1, 7)}
+    report = ingest(
+        screen_table([{"experiment": "gene-001", "plate": "9", "well": "AA41", "site": 1, **paths}]), tmp_path
+    )
+    assert (report.plates[0] / "AA" / "41" / "1" / "zarr.json").exists()
+    with Image.open(paths["path_w3"]) as reference:
+        np.testing.assert_array_equal(pixels_of(Plate(report.plates[0]))[0, 2], np.asarray(reference))
+
+
+# ---------------------------------------------------------------------------------------------- any plate
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    wells=st.lists(
+        st.builds(schema.format_well, st.integers(0, 31), st.integers(0, 47)), min_size=1, max_size=4, unique=True
+    ),
+    channels=st.lists(st.text("abcXYZ019 _-", min_size=1, max_size=6), min_size=1, max_size=4, unique=True),
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    sites=st.integers(1, 3),
+    chunk_size=st.integers(1, 5),
+    plate=st.sampled_from(["1", "BR0001.x", "Plate 2"]),
+)
+def test_any_plate_round_trips(tmp_path_factory, wells, channels, shape, sites, chunk_size, plate):
+    folder = tmp_path_factory.mktemp("any")
+    table = made_table(folder, wells, channels, shape, sites=sites, plate=plate)
+    table["dose"] = pd.array([None, *range(1, len(table))], dtype="Int64")
+    table["gene"] = [None if i % 2 else f"g{i}" for i in range(len(table))]
+    table["flag"] = np.arange(len(table)) % 2 == 0
+    (path,) = ingest(table, folder / "out").plates
+    opened = Plate(path)
+    kept = table.drop(columns=[f"path_{channel}" for channel in channels])
+    pd.testing.assert_frame_equal(opened.sites, kept, check_dtype=False, check_index_type=False)
+    for column in ("site", "concentration", "dose", "flag"):
+        assert opened.sites[column].dtype == table[column].dtype
+    expected = [[np.asarray(Image.open(row[f"path_{channel}"])) for channel in channels] for _, row in table.iterrows()]
+    np.testing.assert_array_equal(pixels_of(opened, chunk_size=chunk_size), np.array(expected))
+    assert [len(part) for part, _ in opened.fields(chunk_size)][:-1] == [chunk_size] * ((len(table) - 1) // chunk_size)
+
+
+def test_threads_do_not_change_a_byte(tmp_path):
+    table = made_table(tmp_path, ["A01", "B02", "AF48"], sites=2)
+    for threads in (1, 3):
+        ingest(table, tmp_path / str(threads), threads=threads)
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
+
+
+def test_only_wells_that_exist_are_listed(tmp_path):
+    table = made_table(tmp_path, ["C05", "AA02"])
+    (path,) = ingest(table, tmp_path / "out").plates
+    plate = json.loads((path / "zarr.json").read_text())["attributes"]["ome"]["plate"]
+    assert plate["wells"] == [
+        {"path": "C/05", "rowIndex": 0, "columnIndex": 1},
+        {"path": "AA/02", "rowIndex": 1, "columnIndex": 0},
+    ]
+    assert [row["name"] for row in plate["rows"]] == ["C", "AA"]
+
+
+# ---------------------------------------------------------------------------------------------- faults
+
+
+def damage(kind: str, table: pd.DataFrame, site_id: str) -> None:
+    """Damage channel b of one site."""
+    path = Path(table.loc[site_id, "path_b"])
+    data = path.read_bytes()
+    if kind == "absent":
+        path.unlink()
+    elif kind == "no path":
+        table.loc[site_id, "path_b"] = None
+    elif kind == "twice":
+        table.loc[site_id, "path_b"] = table.loc[site_id, "path_a"]
+    elif kind == "shape":
+        Image.fromarray(np.ones((5, 5), np.uint8)).save(path)
+    elif kind == "depth":
+        Image.fromarray(np.ones((6, 8), np.uint16)).save(path)
+    elif kind == "black":
+        Image.fromarray(np.zeros((6, 8), np.uint8)).save(path)
+    else:
+        path.write_bytes({"empty": b"", "truncated": data[: len(data) // 2], "zeroed": bytes(len(data))}[kind])
+
+
+FAULTS = {
+    "absent": "file absent",
+    "no path": "no path in the table",
+    "twice": "file listed more than once: also for",
+    "shape": "differs from its plate: 5 x 5 uint8, most images are 6 x 8 uint8",
+    "depth": "differs from its plate: 6 x 8 uint16, most images are 6 x 8 uint8",
+    "black": "every pixel is 0",
+    "empty": "empty file: 0 bytes",
+    "truncated": "truncated or damaged",
+    "zeroed": "zero-filled file",
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_damaged_site_is_set_aside_with_its_reason_and_the_rest_goes_on(tmp_path, kind):
+    table = made_table(tmp_path, ["A01", "A02", "B01"])
+    bad = table.index[1]
+    damage(kind, table, bad)
+    report = ingest(table, tmp_path / "out")
+    plate = Plate(report.plates[0])
+    assert list(plate.sites.index) == [table.index[0], table.index[2]]
+    assert pixels_of(plate).shape == (2, 2, 6, 8)
+    assert not (plate.path / "A" / "02").exists()
+    assert set(report.set_aside["site_id"]) == {bad}
+    row = report.set_aside.set_index("channel").loc["b"]
+    assert row["reason"].startswith(FAULTS[kind])
+    assert (row["well"], row["site"]) == ("A02", "1")
+    assert list(report.set_aside["channel"]) == (["a", "b"] if kind == "twice" else ["b"])
+    pd.testing.assert_frame_equal(plate.set_aside, report.set_aside)
+    listed = pd.read_csv(tmp_path / "out" / "set_aside.csv", dtype=str, keep_default_na=False)
+    pd.testing.assert_frame_equal(listed, report.set_aside, check_dtype=False)
+
+
+def test_each_failing_channel_is_reported_and_sites_of_another_shape_leave_whole(tmp_path):
+    table = made_table(tmp_path, ["A01", "A02", "A03", "C01"], channels=("a", "b", "c"))
+    damage("empty", table, table.index[1])
+    Path(table.iloc[1]["path_c"]).unlink()
+    for channel in "abc":  # a whole site of another shape, the first in the table
+        Image.fromarray(np.ones((4, 4), np.uint8)).save(table.iloc[0][f"path_{channel}"])
+    report = ingest(table, tmp_path / "out")
+    assert list(Plate(report.plates[0]).sites["well"]) == ["A03", "C01"]
+    reasons = report.set_aside.groupby("well")["reason"].apply(list)
+    assert [reason.split(":")[0] for reason in reasons["A01"]] == ["differs from its plate"] * 3
+    assert [reason.split(":")[0] for reason in reasons["A02"]] == ["empty file", "file absent"]
+
+
+def test_a_file_named_by_two_sites_keeps_both_out(tmp_path):
+    table = made_table(tmp_path, ["A01", "A02", "A03"])
+    table.loc[table.index[2], "path_a"] = table.loc[table.index[0], "path_b"]
+    report = ingest(table, tmp_path / "out")
+    assert list(report.set_aside["site_id"]) == [table.index[0], table.index[2]]
+    assert f"also for '{table.index[0]} b'" in report.set_aside["reason"].iloc[1]
+
+
+def test_a_plate_without_images_is_reported_in_one_row(tmp_path):
+    table = pd.concat([made_table(tmp_path, ["A01"]), made_table(tmp_path, ["A01", "A02"], plate="2")])
+    for path in table.loc[table["plate"] == "2", ["path_a", "path_b"]].to_numpy().ravel():
+        Path(path).unlink()
+    report = ingest(table, tmp_path / "out")
+    assert [path.name for path in report.plates] == ["E-01_1.zarr"]
+    (row,) = report.set_aside.to_dict("records")
+    assert (row["plate"], row["site_id"], row["reason"]) == ("2", "", "no image of the plate: 2 sites are absent")
+    assert report.summary() == "1 plates, 1 sites\nset aside 1 plates: no image of the plate"
+
+
+# ---------------------------------------------------------------------------------------------- again
+
+
+def test_rerun_skips_finished_plates_and_the_list_stays_whole(tmp_path):
+    one, two = made_table(tmp_path, ["A01", "A02"]), made_table(tmp_path, ["A01", "A02"], plate="2")
+    absent = made_table(tmp_path, ["A01"], plate="3").map(lambda value: str(value).replace(".png", ".gone"))
+    for table in (one, two):
+        damage("empty", table, table.index[1])
+    out = tmp_path / "out"
+    ingest(absent, out)
+    first = ingest(one, out)
+    before = files_of(out / "E-01_1.zarr")
+    report = ingest(pd.concat([one, two]), out)
+    assert (report.skipped, report.plates, report.n_sites) == (
+        first.plates,
+        [out / "E-01_1.zarr", out / "E-01_2.zarr"],
+        2,
+    )
+    assert "1 plates were finished earlier and skipped" in report.summary()
+    assert files_of(out / "E-01_1.zarr") == before
+    assert list(report.set_aside["plate"]) == ["1", "2"]
+    listed = pd.read_csv(out / "set_aside.csv", dtype=str)
+    assert list(listed["plate"]) == ["1", "2", "3"]
+
+    (out / "set_aside.csv").unlink()
+    ingest(two, out)
+    assert list(pd.read_csv(out / "set_aside.csv", dtype=str)["plate"]) == ["1", "2"]
+
+
+def test_a_skipped_plate_whose_sites_changed_is_named_and_force_writes_it_again(tmp_path):
+    table = made_table(tmp_path, ["A01", "A02"])
+    (path,) = ingest(table.iloc[:1], tmp_path / "out").plates
+    report = ingest(table, tmp_path / "out")
+    assert report.outdated == [path]
+    assert "1 of these now have other sites in the screen table: 'E-01_1'" in report.summary()
+    report = ingest(table, tmp_path / "out", force=True)
+    assert (report.skipped, report.outdated, len(Plate(path).sites)) == ([], [], 2)
+
+
+def test_force_without_images_keeps_the_plate_that_is_there(tmp_path):
+    table = made_table(tmp_path, ["A01"])
+    (path,) = ingest(table, tmp_path / "out").plates
+    before = files_of(path)
+    for file in tmp_path.glob("*.png"):
+        file.unlink()
+    assert ingest(table, tmp_path / "out", force=True).plates == []
+    assert files_of(path) == before
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError("no space left on device")])
+def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path, monkeypatch, fault):
+    table = made_table(tmp_path, ["A01", "A02", "A03"])
+    decode, out = images.decode, tmp_path / "out"
+
+    def fail_on_the_last(path):
+        if "A03" in str(path):
+            raise fault
+        return decode(path)
+
+    monkeypatch.setattr(images, "decode", fail_on_the_last)
+    with pytest.raises(type(fault)):
+        ingest(table, out)
+    assert {path.name for path in out.iterdir()} <= {"set_aside.csv", ".set_aside.csv.lock"}
+    monkeypatch.undo()
+    assert ingest(table, out).n_sites == 3
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+@pytest.fixture
+def written(tmp_path) -> Plate:
+    (path,) = ingest(made_table(tmp_path, ["A01", "A02"]), tmp_path / "out").plates
+    return Plate(path)
+
+
+def test_a_missing_or_damaged_field_is_an_error_never_a_black_picture(written):
+    chunk = written.path / "A" / "02" / "1" / "0" / plates.CHUNK
+    data = chunk.read_bytes()
+    for bad in (data[:-3], b"", data + b"x", imagecodecs.zstd_encode(bytes(10), 1)):
+        chunk.write_bytes(bad)
+        with pytest.raises(PlateError, match=r"field A/02/1 of .* is missing or damaged"):
+            pixels_of(written)
+    chunk.unlink()
+    with pytest.raises(PlateError, match="field A/02/1"):
+        pixels_of(written)
+    assert next(written.fields(1))[1].any()
+    shutil.rmtree(written.path / "A" / "02")
+    with pytest.raises(PlateError, match="field A/02/1"):
+        pixels_of(written)
+
+
+def test_fields_that_zarr_python_rewrote_in_other_chunks_read_the_same(written):
+    expected = pixels_of(written)
+    for i, field in enumerate(("A/01/1", "A/02/1")):
+        array = zarr.create_array(
+            written.path / field / "0", shape=(1, 2, 1, 6, 8), chunks=(1, 1, 1, 3, 8), dtype="u1", overwrite=True
+        )
+        array[0, :, 0] = expected[i]
+    np.testing.assert_array_equal(pixels_of(written), expected)
+    (written.path / "A" / "01" / "1" / "0" / "c" / "0" / "1" / "0" / "0" / "0").unlink()
+    with pytest.raises(PlateError, match="1 of 4 chunks are missing"):
+        pixels_of(written)
+    zarr.create_array(written.path / "A/01/1/0", data=np.ones((1, 2, 1, 6, 7), np.uint8), overwrite=True)
+    with pytest.raises(PlateError, match="instead of uint8"):
+        pixels_of(written)
+
+
+def test_what_ingest_wrote_is_read_without_zarr_python(written, monkeypatch):
+    monkeypatch.setattr(plates, "_read_with_zarr", lambda *_: pytest.fail("slow path"))
+    assert pixels_of(written).all()
+
+
+def test_arrays_are_the_callers_own(written):
+    first, second = (pixels for _, pixels in written.fields(1))
+    assert not np.shares_memory(first, second)
+    assert not np.array_equal(first, second)
+
+
+def test_what_is_no_plate_is_refused_with_the_remedy(tmp_path, written):
+    with pytest.raises(MissingFileError, match=r"nowhere\.zarr"):
+        Plate(tmp_path / "nowhere.zarr")
+    with pytest.raises(PlateError, match=r"is not a plate: it has no readable zarr\.json"):
+        Plate(tmp_path)
+    foreign = tmp_path / "foreign.zarr"
+    zarr.create_group(foreign, attributes={"ome": {"version": "0.5"}})
+    with pytest.raises(PlateError, match="is not a plate that cellica wrote"):
+        Plate(foreign)
+    metadata = json.loads((written.path / "zarr.json").read_text())
+    del metadata["attributes"]["cellica"]["channels"]
+    (written.path / "zarr.json").write_text(json.dumps(metadata))
+    with pytest.raises(PlateError, match="damaged attributes"):
+        Plate(written.path)
+    with pytest.raises(InputError, match="chunk_size is 0"):
+        next(written.fields(0))
+
+
+def test_another_store_of_that_name_stops_before_any_work(tmp_path):
+    table = made_table(tmp_path, ["A01"])
+    zarr.create_group(tmp_path / "out" / "E-01_1.zarr")
+    with pytest.raises(PlateError, match="not a plate"):
+        ingest(table, tmp_path / "out")
+    zarr.create_group(tmp_path / "out" / "other.zarr")
+    assert ingest(table, tmp_path / "out", force=True).n_sites == 1
+
+
+# ---------------------------------------------------------------------------------------------- input
+
+
+def test_faulty_input_is_refused_before_an_image_is_opened(tmp_path, monkeypatch):
+    table = made_table(tmp_path, ["A01", "A02"])
+    monkeypatch.setattr(images, "decode", lambda path: pytest.fail("decoded"))
+
+    def refused(match: str, changed: pd.DataFrame = table, out: Path = tmp_path / "out", **options) -> None:
+        with pytest.raises(InputError, match=match):
+            ingest(changed, out, **options)
+        assert not (tmp_path / "out").exists()
+
+    (tmp_path / "file").write_text("")
+    refused("is a file: name a folder", out=tmp_path / "file")
+    refused("threads is 0", threads=0)
+    refused("low must be less than high", intensity_range=(9, 1))
+    refused("empty", table.iloc[:0])
+    refused("no column 'well'", table.drop(columns="well"))
+    refused("names no images", table.drop(columns=["path_a", "path_b"]))
+    refused("more than once", pd.concat([table, table]))
+    refused("A99", table.assign(well=["A01", "A99"]))
+    refused("site ids .* 0, 1", table.reset_index(drop=True))
+
+    def renamed(**columns) -> pd.DataFrame:
+        changed = table.assign(**columns)
+        return changed.set_axis(schema.obs_names(changed))
+
+    refused(r"cannot name a file.*'\.\./E'", renamed(experiment="../E"))
+    refused("neither numbers nor letters", renamed(site=["1", "f_1"]))
+    refused("share a store: 'a_b_c'", renamed(experiment=["a_b", "a"], plate=["c", "b_c"]))
+    refused("two spellings", renamed(well=["A1", "A01"]))
+
+
+def test_the_callers_table_is_left_alone(tmp_path):
+    table = made_table(tmp_path, ["A01"])
+    before = table.copy(deep=True)
+    ingest(table, tmp_path / "out")
+    pd.testing.assert_frame_equal(table, before)
+
+
+def test_provenance_names_the_verb_and_hashes_the_table(written):
+    (step,) = written.provenance
+    assert (step["verb"], step["sites"], step["set_aside"]) == ("ingest", 2, 0)
+    assert len(step["inputs"]["screen"]) == 64
