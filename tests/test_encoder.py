@@ -288,9 +288,9 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(WeightsError) as error:
         encoder.load("camae", write_tiny(tmp_path, state))
     for told in (
-        "1 missing: encoder.vit_backbone.blocks.1.mlp_bias",
-        "2 unexpected: encoder.extra, encoder.vit_backbone.norm.weight",
-        "1 of another shape: encoder.vit_backbone.blocks.0.in_proj.weight",
+        "1 missing: 'encoder.vit_backbone.blocks.1.mlp_bias'",
+        "2 unexpected: 'encoder.extra', 'encoder.vit_backbone.norm.weight'",
+        "1 of another shape: 'encoder.vit_backbone.blocks.0.in_proj.weight'",
     ):
         assert told in str(error.value)
 
