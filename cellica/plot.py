@@ -120,9 +120,10 @@ def _scatter_categories(ax: "Axes", points: np.ndarray, values: np.ndarray, name
     for marker in MARKERS:
         colors = {i: color for i, color, shape in groups if shape == marker}
         rows = order[np.isin(code[order], list(colors))]
-        faces = [colors[i] for i in code[rows]]
-        x, y = points[rows].T
-        ax.scatter(x, y, c=faces, s=_size(points), marker=marker, alpha=0.8, linewidths=0, rasterized=True)
+        if len(rows):
+            x, y = points[rows].T
+            faces = [colors[i] for i in code[rows]]
+            ax.scatter(x, y, c=faces, s=_size(points), marker=marker, alpha=0.8, linewidths=0, rasterized=True)
     names = [*shown]
     if len(counts) > len(shown):
         names.append(f"other ({len(counts) - len(shown)})")

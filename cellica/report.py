@@ -239,17 +239,18 @@ def _dropped(
         rows.append(("ingest, plates shown", f"images set aside: {reason}", f"{len(images):,}", _first_few(names, 3)))
     for stage in ("import", "profile", "consensus"):
         account = adata.uns.get(UNS, {}).get(stage, {})
-        tables = [key for key in account if key.startswith("join_")]
+        joined = [key for key in sorted(account) if key.startswith("join_")]
         for key in sorted(account, key=lambda key: (*WORDS, key).index(key)):
-            if key in tables or key in EXAMPLES.values() or key == "by":
+            if key in joined or key in EXAMPLES.values() or key == "by":
                 continue
             value = account[key]
             few = account.get(EXAMPLES.get(key, ""), value if np.ndim(value) else ())
             count = np.size(value) if np.ndim(value) else value
             rows.append((stage, WORDS.get(key, key.replace("_", " ")), _number(count), _first_few(few, 5)))
         for i, table in enumerate(account.get("join_table", ())):
-            counts = [(key.removeprefix("join_").replace("_", " "), account[key][i]) for key in tables[1:]]
-            rows.append((stage, f"joined {table}", "", ", ".join(f"{value:,} {name}" for name, value in counts)))
+            counts = {key.removeprefix("join_").replace("_", " "): account[key][i] for key in joined}
+            which = ", ".join(f"{value:,} {name}" for name, value in counts.items() if name != "table")
+            rows.append((stage, f"joined {table}", "", which))
     return rows
 
 
@@ -461,7 +462,7 @@ def _number(value: Any) -> str:
 
 
 def _items(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]
+    return [f"{key} = {_value(value)}" for key, value in sorted(values.items()) if value is not None]
 
 
 def _value(value: Any) -> str:

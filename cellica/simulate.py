@@ -195,7 +195,7 @@ def _generators(random_state: int, n: int) -> list[np.random.Generator]:
 PARTS = ("experiment", "plate", "cell_type", "perturbation", "well")
 SHARES = {"batch": (0.5, 0.15, 0, 0, 0.35), "cell_type": (0, 0, 0.8, 0, 0.2), "noise": (0, 0, 0, 0, 1)}
 ROLES = ("batch", "cell_type", "biology", "noise")
-STRENGTH = {"batch": 1.0, "cell_type": 0.5, "biology": 1.0, "noise": 0.5}  # of a factor's mixing column, before decay
+STRENGTH = {"batch": 1.0, "cell_type": 2.0, "biology": 1.0, "noise": 0.5}  # of a factor's mixing column, before decay
 FEATURE_NOISE = 0.15  # standard deviation, where the factors' part of a feature has about 1
 
 
@@ -361,6 +361,8 @@ def _factors(
     z = weights["perturbation"] * _effects(classes, n_factors, truth_rng, effect)[code]
     for part, group in groups.items():
         levels = level(truth_rng.standard_normal((group.max() + 1, n_factors)))
+        if part == "cell_type" and len(levels) > 1:  # so few levels have the variance that their share says only if made to
+            levels = (levels - levels[group].mean(axis=0)) / levels[group].std(axis=0)
         z += (weights[part] * levels)[group]
     return z + weights["well"] * outlying(well_rng.standard_normal(z.shape))
 

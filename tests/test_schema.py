@@ -80,7 +80,7 @@ def test_controls_are_the_negative_ones_or_those_named():
     assert schema.control_mask(screen()).nonzero()[0].tolist() == [0, 3]
     assert schema.control_mask(screen(), ["b"]).nonzero()[0].tolist() == [2]
     assert not schema.control_mask(screen().drop(columns="control")).any()
-    with pytest.raises(InputError, match=r"controls 'DMSO' not found .*holds EMPTY, a, b"):
+    with pytest.raises(InputError, match=r"controls 'DMSO' not found .*holds 'EMPTY', 'a', 'b'"):
         schema.control_mask(screen(), ["DMSO", "a"])
 
 
