@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from cellica import __version__, progress
-from cellica.schema import CellicaError, InputError
+from cellica.schema import CellicaError, InputError, first_few
 
 app = typer.Typer(
     help="Microscopy screens made comparable across experiments: plates to embeddings to corrected, scored profiles.",
@@ -362,17 +362,22 @@ def report(
 # ------------------------------------------------------------------------------------------------------ plumbing
 
 
-@app.callback()
-def _root(
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes on stderr.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="More notes on stderr.")] = False,
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Versions of what matters.")] = False,
-) -> None:
-    if version:
+def _versions(asked: bool) -> None:
+    if asked:
         _print(f"cellica {__version__} (Python {sys.version.split()[0]})")
         for package in PACKAGES:
             _print(f"{package} {installed(package)}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes on stderr.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="More notes on stderr.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_versions, help="Versions of what matters.")
+    ] = False,
+) -> None:
     progress.show(not quiet)
     level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.WARNING
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
@@ -384,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     flags = [flag for flag in ("--quiet", "--verbose") if flag in given]
     try:
-        code = app([*flags, *(word for word in given if word not in flags)], standalone_mode=False)
+        code = app([*flags, *(word for word in given if word not in flags)], prog_name="cellica", standalone_mode=False)
     except (CellicaError, OSError) as error:
         message = error if isinstance(error, CellicaError) else f"{type(error).__name__}: {error}"
         _fail(str(message))
@@ -410,11 +415,9 @@ def _print(text: str) -> None:
 def _print_account(adata: Any, key: str) -> None:
     """What a stage left out, as its record in ``uns["cellica"]`` tells."""
     for name, value in adata.uns["cellica"].get(key, {}).items():
-        shown = list(value[:5]) if hasattr(value, "__len__") and not isinstance(value, str) else value
-        if not (hasattr(value, "__len__") and len(value) == 0):
-            _print(
-                f"  {name.replace('_', ' ')}: {shown}{f' ... ({len(value)})' if hasattr(value, '__len__') and len(value) > 5 else ''}"
-            )
+        values = value.tolist() if hasattr(value, "tolist") else value
+        if values != []:
+            _print(f"  {name.replace('_', ' ')}: {first_few(values) if isinstance(values, list) else values}")
 
 
 def _print_scores(scores: Any) -> None:

@@ -1,21 +1,16 @@
 """Progress on stderr, with rate and remaining time. Silent unless the command line (or a caller) turns it on."""
 
+import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 T = TypeVar("T")
-console = Console(stderr=True)
+EVERY = 30.0  # seconds between lines where stderr is no terminal
+console = Console(stderr=True, soft_wrap=True)
 visible = False
 
 
@@ -38,18 +33,27 @@ def say(message: str) -> None:
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Iterate with a progress bar on stderr."""
+    """Iterate with a progress bar on stderr; in a log file, with a line now and then."""
+    if total is None and isinstance(items, Sized):
+        total = len(items)
     if not visible:
         yield from items
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
-        if total is None and isinstance(items, Sized):
-            total = len(items)
-        yield from bar.track(items, total=total, description=description)
+    elif console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            yield from bar.track(items, total=total, description=description)
+    else:
+        yield from _logged(items, description, total)
+
+
+def _logged(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    start = last = time.monotonic()
+    done = 0
+    for done, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - last >= EVERY:
+            last, rate = now, done / (now - start)
+            remaining = f", {(total - done) / rate:.0f} s left" if total else ""
+            say(f"{description}: {done}{f' of {total}' if total else ''}, {rate:.3g}/s{remaining}")
+    say(f"{description}: {done} done in {time.monotonic() - start:.1f} s")

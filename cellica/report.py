@@ -359,11 +359,11 @@ def _plate_maps(adata: ad.AnnData, key: str, table: pd.DataFrame) -> tuple[Marku
 
         figure = Figure(figsize=(2.0 * len(plates), 1.55 * len(components) + 0.3), layout="constrained")
         grid = figure.subplots(len(components), len(plates), squeeze=False)
-        for component, row in zip(components, grid):
+        for i, (component, row) in enumerate(zip(components, grid)):
             for plate, ax in zip(plates, row):
                 plot.plate_map(adata, np.asarray(sources)[:, component], plate=plate, colorbar=False, ax=ax)
                 ax.set(xticks=[], yticks=[])
-                if row is not grid[0]:
+                if i:
                     ax.set_title("")
             row[0].set_ylabel(f"component {table.index[component]}")
             figure.colorbar(row[-1].images[0], ax=row[-1])

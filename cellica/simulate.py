@@ -361,7 +361,9 @@ def _factors(
     z = weights["perturbation"] * _effects(classes, n_factors, truth_rng, effect)[code]
     for part, group in groups.items():
         levels = level(truth_rng.standard_normal((group.max() + 1, n_factors)))
-        if part == "cell_type" and len(levels) > 1:  # so few levels have the variance that their share says only if made to
+        if (
+            part == "cell_type" and len(levels) > 1
+        ):  # so few levels have the variance that their share says only if made to
             levels = (levels - levels[group].mean(axis=0)) / levels[group].std(axis=0)
         z += (weights[part] * levels)[group]
     return z + weights["well"] * outlying(well_rng.standard_normal(z.shape))

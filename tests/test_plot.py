@@ -69,14 +69,29 @@ def test_embedding_is_the_first_two_principal_components(wells):
     assert legend(ax) == ["E-0", "E-1", "E-2"]
 
 
-def test_embedding_gives_each_well_the_colour_of_its_category(wells):
-    ax = plot.embedding(wells, color="experiment")
-    x = {name: wells.X[(wells.obs["experiment"] == name).to_numpy(), 0].mean() for name in ("E-0", "E-2")}
-    faces = np.concatenate([c.get_facecolors() for c in ax.collections])
-    means = {to_hex(face): points(ax)[(faces == face).all(axis=1), 0].mean() for face in np.unique(faces, axis=0)}
-    first, _, last = (means[color.lower()] for color in plot.COLORS[:3])
-    assert abs(last - first) == pytest.approx(x["E-2"] - x["E-0"], rel=0.1)
+@pytest.fixture
+def plane(wells) -> tuple[ad.AnnData, np.ndarray]:
+    """Two features, of which principal components are a rotation, and the distance of each well from the mean."""
+    x = wells.X[:, 1:3]
+    return ad.AnnData(x, obs=wells.obs.copy()), np.linalg.norm(x - x.mean(axis=0), axis=1)
+
+
+def test_embedding_gives_each_well_the_colour_of_its_category(plane):
+    adata, distance = plane
+    rare = np.arange(adata.n_obs) < 10
+    ax = plot.embedding(adata, color=np.where(rare, "b", "a"))
+    drawn = np.linalg.norm(points(ax), axis=1)
+    faces = np.array([to_hex(face) for c in ax.collections for face in c.get_facecolors()])
+    for color, rows in zip(plot.COLORS, (~rare, rare)):
+        np.testing.assert_allclose(np.sort(drawn[faces == color.lower()]), np.sort(distance[rows]), rtol=1e-3)
     assert ax.figure.get_axes() == [ax]  # no colour bar
+
+
+def test_embedding_gives_each_well_the_colour_of_its_number(plane):
+    adata, distance = plane
+    adata.obs["distance"] = distance
+    ax = plot.embedding(adata, color="distance")
+    np.testing.assert_allclose(ax.collections[0].get_array(), np.linalg.norm(points(ax), axis=1), rtol=1e-3)
 
 
 def test_categories_are_capped_and_the_rest_is_named(wells):
@@ -193,6 +208,7 @@ def test_bars_have_the_values_and_their_chance():
     assert [bar.get_width() for bar in ax.patches] == [0.25, 0, 0.15]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["X", r"X_\$ica\$", "baseline:position"]
     assert [text.get_text() for text in ax.texts] == ["0.25", "not applicable", "0.15"]
+    assert [text.xy[0] for text in ax.texts] == [0.25, 0, 0.15]  # beside bar and chance
     (chance,) = (c for c in ax.collections if isinstance(c, LineCollection))
     assert [segment[0][0] for segment in chance.get_segments() if len(segment)] == [0.1, 0.1]
     x, ica, baseline = ax.patches
@@ -205,6 +221,7 @@ def test_metric_is_chosen_by_name_and_groups_are_named():
     ax = plot.scores(SCORES, metric="recall")
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["X, CORUM"]
     assert [bar.get_width() for bar in ax.patches] == [-0.5]
+    assert ax.texts[0].xy[0] == 0.2
     assert ax.get_title() == "recall"
 
 

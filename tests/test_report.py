@@ -265,6 +265,13 @@ def test_component_table_is_whole(page, corrected):
     assert page.rows[start + 1] in page.removed
 
 
+def test_maps_of_removed_components_name_component_and_plate(page, corrected):
+    table = corrected.uns["cellica"]["drop"]["components"]
+    assert all(page.words.count(plate) == 1 for plate in ("E-0_1", "E-1_1", "E-2_1"))
+    shown = table[table["removed"]].sort_values("batch_r2", ascending=False).index[: report.MAX_MAPS[0]]
+    assert [word for word in page.words if word.startswith("component ")] == [f"component {index}" for index in shown]
+
+
 def test_scores_stand_with_chance_and_notes(page, scores):
     start = page.rows.index(["representation", "replicate_map", "batch_share"])
     assert page.rows[start + 1 : start + 5] == [
