@@ -116,9 +116,8 @@ def _scatter_categories(ax: "Axes", points: np.ndarray, values: np.ndarray, name
     styles = [(COLORS[i % len(COLORS)], MARKERS[i // len(COLORS)]) for i in range(len(shown))]
     groups = [(-1, GREY, MARKERS[0]), *((i, *style) for i, style in enumerate(styles))]
     size = np.array([counts[value] for value in shown] + [np.inf])[code]
-    order = np.argsort(
-        np.random.default_rng(0).random(len(points)) / np.sqrt(size)
-    )  # no batch hides another, rare ones on top
+    shuffled = np.random.default_rng(0).random(len(points))
+    order = np.argsort(shuffled / np.sqrt(size))  # no batch hides another, and rare ones tend to the top
     for marker in MARKERS:
         colors = {i: color for i, color, shape in groups if shape == marker}
         rows = order[np.isin(code[order], list(colors))]
