@@ -41,9 +41,14 @@ def atomic(path: PathLike, *, force: bool = False) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:
         yield folder / path.name
+        new = folder / path.name
+        if not new.exists():
+            raise RuntimeError(f"nothing was written for {path}")
+        if path.is_dir() and not new.is_dir():
+            raise OutputExistsError(f"{path} is a folder, and a file was to be written: choose another name")
         if path.is_dir() and not path.is_symlink():
             os.replace(path, folder / "replaced")
-        os.replace(folder / path.name, path)
+        os.replace(new, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

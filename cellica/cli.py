@@ -426,6 +426,8 @@ def _print_scores(scores: Any) -> None:
 
     wide = retrieval.summary(scores)
     _print(wide.to_string(na_rep="-", float_format="{:.3f}".format))
+    for caution in retrieval.cautions(scores):
+        _print(f"mind {caution}")
 
 
 def _keys(

@@ -182,13 +182,14 @@ def _write_plate(
         kept = sites.loc[[site_id for site_id in sites.index if site_id not in faults]]
         if spec and len(kept):
             parameters = {"intensity_range": intensity_range and list(intensity_range)}
-            inputs = {"screen": hashlib.sha256(sites.join(paths).to_csv().encode()).hexdigest()}
+            inputs = {f"screen table of {store.stem}": hashlib.sha256(sites.join(paths).to_csv().encode()).hexdigest()}
+            counts = {"sites": len(kept), "set_aside": len(faults)}
             ours = {
                 "sites": _sites_to_json(kept),
                 "channels": list(paths.columns),
                 "shape": [len(paths.columns), *spec.shape],
                 "set_aside": set_aside.to_dict("records"),
-                "provenance": [artifacts.step("ingest", parameters, inputs, sites=len(kept), set_aside=len(faults))],
+                "provenance": [artifacts.step("ingest", parameters, inputs, plates={store.stem: counts})],
             }
             _write_groups(folder, kept, ours)
             with artifacts.atomic(store, force=force) as whole:

@@ -549,10 +549,13 @@ def _encoders(adata: ad.AnnData) -> list[dict[str, Any]]:
 
 
 def _merge_provenance(adata: ad.AnnData, sources: Sequence[ad.AnnData]) -> None:
-    """Steps of all sources in order; those that differ in their inputs alone become one."""
+    """Steps of all sources in order; those that differ in their inputs and plates alone become one."""
     merged: dict[str, dict[str, Any]] = {}
     for known in (known for source in sources for known in provenance(source)):
-        same = json.dumps({key: value for key, value in known.items() if key != "inputs"}, sort_keys=True)
-        merged.setdefault(same, {**known, "inputs": {}})["inputs"].update(known.get("inputs", {}))
+        own = {key: known[key] for key in ("inputs", "plates") if key in known}
+        same = json.dumps({key: value for key, value in known.items() if key not in own}, sort_keys=True)
+        one = merged.setdefault(same, {**known, **{key: {} for key in own}})
+        for key, value in own.items():
+            one[key].update(value)
     for known in merged.values():
         add_step(adata, known)

@@ -205,7 +205,7 @@ def _kind(step: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _step(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One row for steps in succession that differ only in their inputs and counts."""
-    first, apart = same[0], ("verb", "cellica", "anndata", "parameters", "inputs", "notes")
+    first, apart = same[0], ("verb", "cellica", "anndata", "parameters", "inputs", "notes", "plates")
     inputs = {f"{name} {digest[:12]}": None for step in same for name, digest in step.get("inputs", {}).items()}
     other = {key: _range(step[key] for step in same if key in step) for key in first if key not in apart}
     return {
@@ -229,10 +229,10 @@ def _dropped(
 ) -> list[tuple[str, str, str, str]]:
     """Rows of stage, what, how many, which."""
     rows = []
-    ingested = [step for step in steps if step["verb"] == "ingest"]
-    for key, words in (("sites", "sites written, a plate"), ("set_aside", "sites set aside, a plate")):
-        if any(key in step for step in ingested):
-            rows.append(("ingest", words, _range(step[key] for step in ingested if key in step), ""))
+    ingested = [count for step in steps if step["verb"] == "ingest" for count in step.get("plates", {}).values()]
+    for key, words in (("sites", "sites written"), ("set_aside", "sites set aside")):
+        if ingested:
+            rows.append(("ingest", words, f"{sum(count[key] for count in ingested):,}", f"{len(ingested)} plates"))
     set_aside = pd.concat([plate.set_aside for plate in plates]) if plates else pd.DataFrame({"reason": []})
     for reason, images in set_aside.groupby(set_aside["reason"].astype(str).str.split(":").str[0]):
         names = images["site_id"] + " " + images["channel"]
@@ -390,6 +390,7 @@ def _scores(scores: pd.DataFrame) -> dict[str, Any]:
         "columns": list(value.columns),
         "wide": list(zip(value.index, cells)),
         "failed": [f"{rep}: {note}" for rep, note in zip(failed["rep"], failed["note"])],
+        "cautions": retrieval.cautions(scores),
         "bars": [
             (_figure(f"bars of {name}", plot.scores, scores, metric=name), METRICS.get(name, "")) for name in metrics
         ],

@@ -24,15 +24,17 @@ from cellica.schema import (
     WELL,
     InputError,
     anchor_mask,
-    control_mask,
     labels,
     parse_well,
     require_columns,
     strata_labels,
+    treated_mask,
 )
 
 MIN_ENTITIES = 20  # fewest perturbations of a map on which known relationships are scored
 CENTERING = ("center", "center_scale", "combat", "harmony")  # methods that take batch means from the wells themselves
+ON_ANCHORS = {"wccn", "ica_shrink"}  # methods fitted on the labels of anchors
+CIRCULAR = "circular:"
 INTENSITY = "intensity_"
 
 
@@ -112,7 +114,7 @@ def replicate_retrieval(
     """Do wells find their replicates in other batches?
 
     Queries are treated wells, candidates are treated wells of other batches and of the same stratum, and positives share
-    the perturbation. Controls are neither. With ``pos_diffby=["well"]`` positives must also sit in another position;
+    the perturbation. Controls, negative or positive, are neither. With ``pos_diffby=["well"]`` positives must also sit in another position;
     wells of the same perturbation that do not are no candidates.
 
     Parameters
@@ -144,7 +146,7 @@ def replicate_retrieval(
         metric,
         positive,
         negative,
-        treated=~control_mask(adata.obs, controls, label_key),
+        treated=treated_mask(adata.obs, controls, label_key),
         needed=[label_key, batch_key, *pos_diffby],
         use_rep=use_rep,
         max_queries=max_queries,
@@ -186,7 +188,7 @@ def class_retrieval(
         "class_map",
         _pairs(adata.obs, [class_key], [group_key, batch_key]),
         _pairs(adata.obs, [], [class_key, group_key, batch_key]),
-        treated=~control_mask(adata.obs, controls, label_key),
+        treated=treated_mask(adata.obs, controls, label_key),
         needed=[class_key, group_key, batch_key],
         use_rep=use_rep,
         max_queries=max_queries,
@@ -216,7 +218,7 @@ def nearest_neighbor(
     positive, and the mean share of positives among their candidates.
     """
     needed = list(dict.fromkeys([label_key, class_key, group_key, batch_key]))
-    treated = ~control_mask(adata.obs, controls, label_key)
+    treated = treated_mask(adata.obs, controls, label_key)
     x, kept, dropped, notes = _kept(adata, treated, needed, use_rep)
     rows = []
     for metric, apart in (("nsc", [group_key]), ("nscb", [group_key, batch_key])):
@@ -306,7 +308,7 @@ def relationship_recall(
     files = sorted(require_file(truth, "folder of known relationships").glob("*.txt"))
     if not files:
         raise InputError(f"{truth} holds no .txt file: give a folder of files such as CORUM.txt (entity1,entity2)")
-    treated = ~control_mask(adata.obs, controls, label_key)
+    treated = treated_mask(adata.obs, controls, label_key)
     x, kept, dropped, notes = _kept(adata, treated, [label_key], use_rep)
     names, code = np.unique(labels(adata.obs[kept], label_key).astype(str), return_inverse=True)
     profiles = metrics.group_means(x[kept], code) if len(names) else x[:0]
@@ -549,12 +551,42 @@ def compare(
             continue
         table = evaluate(work, [f"X_{name}"], baselines=False, **roles, **scoring)
         said = [
+            _circular(work.obs, name, **{key: roles[key] for key in ("batch_key", "label_key", "controls", "anchors")}),
             *work.uns["cellica"][name]["notes"],
             "" if name == "none" else "fitted on the scored wells (transductive)",
         ]
         table["note"] = [_joined([note, *said]) for note in table["note"]]
         tables.append(table)
     return pd.concat([*tables[1:], tables[0]], ignore_index=True)
+
+
+def _circular(
+    obs: pd.DataFrame,
+    method: str,
+    *,
+    batch_key: str,
+    label_key: str,
+    controls: Sequence[str] | None,
+    anchors: Sequence[str] | None,
+) -> str:
+    """A warning where a method was fitted on the labels of the perturbations that are scored."""
+    from cellica import correct
+
+    if not ON_ANCHORS & set(correct.parse(method)):
+        return ""
+    label, treated = labels(obs, label_key), treated_mask(obs, controls, label_key)
+    fitted = treated & anchor_mask(obs, anchors, batch_key=batch_key, label_key=label_key, controls=controls)
+    scored = {value for value in label[treated] if value is not None}
+    shared = {value for value in label[fitted] if value is not None}
+    if not shared:
+        return ""
+    return f"{CIRCULAR} {len(shared)} of {len(scored)} scored perturbations are anchors, on whose labels {method} was fitted"
+
+
+def cautions(scores: pd.DataFrame) -> list[str]:
+    """Warnings among the notes that a reader of the bare values must see, one a representation."""
+    parts = [(rep, part) for rep, note in zip(scores["rep"], scores["note"]) for part in str(note).split("; ")]
+    return list(dict.fromkeys(f"{rep}: {part}" for rep, part in parts if part.startswith(CIRCULAR)))
 
 
 def summary(scores: pd.DataFrame) -> pd.DataFrame:

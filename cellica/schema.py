@@ -78,7 +78,7 @@ class Well(NamedTuple):
     column: int
 
 
-PLATE_FORMATS = {6: (2, 3), 12: (3, 4), 24: (4, 6), 48: (6, 8), 96: (8, 12), 384: (16, 24), 1536: (32, 48)}
+PLATE_FORMATS = {96: (8, 12), 384: (16, 24), 1536: (32, 48)}
 _WELL = re.compile(r"([A-Z]{1,2})0*([1-9][0-9]?)")
 
 
@@ -125,7 +125,7 @@ def format_well(row: int, column: int) -> str:
 
 
 def plate_format(wells: Sequence[str]) -> tuple[int, int]:
-    """Rows and columns of the smallest standard plate that holds the wells."""
+    """Rows and columns of the smallest standard plate, of 96 wells or more, that holds the wells."""
     positions = [parse_well(well) for well in wells]
     rows = max((p.row for p in positions), default=0) + 1
     columns = max((p.column for p in positions), default=0) + 1
@@ -170,6 +170,12 @@ def control_mask(obs: pd.DataFrame, controls: Sequence[str] | None = None, label
     if CONTROL not in obs:
         return np.zeros(len(obs), dtype=bool)
     return labels(obs, CONTROL) == "negative"
+
+
+def treated_mask(obs: pd.DataFrame, controls: Sequence[str] | None = None, label_key: str = PERTURBATION) -> np.ndarray:
+    """Which wells are treated: neither negative controls (see ``control_mask``) nor positive ones."""
+    treated = ~control_mask(obs, controls, label_key)
+    return treated & (labels(obs, CONTROL) != "positive") if CONTROL in obs else treated
 
 
 def anchor_mask(

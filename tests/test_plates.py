@@ -474,5 +474,5 @@ def test_the_callers_table_is_left_alone(tmp_path):
 
 def test_provenance_names_the_verb_and_hashes_the_table(written):
     (step,) = written.provenance
-    assert (step["verb"], step["sites"], step["set_aside"]) == ("ingest", 2, 0)
-    assert len(step["inputs"]["screen"]) == 64
+    assert (step["verb"], step["plates"]) == ("ingest", {"E-01_1": {"sites": 2, "set_aside": 0}})
+    assert len(step["inputs"]["screen table of E-01_1"]) == 64

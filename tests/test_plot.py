@@ -242,9 +242,10 @@ def test_plate_map_shows_each_value_at_its_well(wells):
     ax = plot.plate_map(wells, values, plate="E-1_0")
     (image,) = ax.images
     grid = image.get_array()
-    assert grid.shape == (4, 6)
-    np.testing.assert_array_equal(grid.ravel(), np.arange(49, 73))
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["A", "B", "C", "D"]
+    assert grid.shape == (8, 12)
+    np.testing.assert_array_equal(grid[:4, :6].ravel(), np.arange(49, 73))
+    assert grid.mask.sum() == 8 * 12 - 24
+    assert [label.get_text() for label in ax.get_yticklabels()] == list("ABCDEFGH")
     assert len(ax.figure.get_axes()) == 2  # with its scale
 
 
@@ -326,7 +327,7 @@ def test_plate_picture_puts_the_first_site_of_each_well_at_its_place(plate):
     ax = plot.plate_picture(plate, size=20)
     mosaic = np.asarray(ax.images[0].get_array())
     side = 20 + 1  # 60 x 80 px: the central 60 x 60 in blocks of 3
-    assert mosaic.shape == (2 * side, 3 * side, 4)
+    assert mosaic.shape == (8 * side, 12 * side, 4)
     assert mosaic.dtype == np.uint8
     alpha = mosaic[..., 3]
     assert (alpha[:20, :20] == 255).all()
@@ -341,7 +342,7 @@ def test_plate_picture_puts_the_first_site_of_each_well_at_its_place(plate):
 
 def test_small_fields_are_not_enlarged(plate):
     ax = plot.plate_picture(plate, size=500)
-    assert np.asarray(ax.images[0].get_array()).shape == (2 * 61, 3 * 61, 4)
+    assert np.asarray(ax.images[0].get_array()).shape == (8 * 61, 12 * 61, 4)
 
 
 def test_field_shows_all_channels_side_by_side(plate):

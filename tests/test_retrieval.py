@@ -472,3 +472,23 @@ def test_summary_is_wide_and_keeps_the_order():
     assert list(wide.index) == ["X", "X_a", "baseline:position"]
     assert list(wide.columns) == ["replicate_map", "replicate_map_other_well", "batch_share", "batch_share_weighted"]
     assert wide.loc["X_a", "replicate_map"] == score(scores[scores["rep"] == "X_a"], "replicate_map")["value"]
+
+
+def test_a_method_fitted_on_the_labels_that_are_scored_is_said_to_be_circular():
+    adata = screen()
+    table = retrieval.compare(adata, ["none", "wccn", "center+wccn"], baselines=False)
+    said = retrieval.cautions(table)
+    assert [text.split(":")[0] for text in said] == ["X_wccn", "X_center+wccn"]
+    treated = adata.obs["perturbation"][adata.obs["control"] == ""].nunique()
+    assert f"{treated} of {treated} scored perturbations are anchors" in said[0]
+    controls = adata.obs.loc[adata.obs["control"] == "negative", "perturbation"].unique()
+    assert not retrieval.cautions(retrieval.compare(adata, ["wccn"], anchors=list(controls), baselines=False))
+
+
+def test_positive_controls_are_neither_queries_nor_candidates():
+    adata = screen()
+    treated = adata.obs["control"] == ""
+    name = adata.obs.loc[treated, "perturbation"].iloc[0]
+    adata.obs.loc[adata.obs["perturbation"] == name, "control"] = "positive"
+    before, after = (retrieval.replicate_retrieval(data)["n_queries"].iloc[0] for data in (screen(), adata))
+    assert after == before - (adata.obs["perturbation"] == name).sum()

@@ -270,3 +270,15 @@ def test_provenance_is_kept_in_order(tmp_path):
     assert (first["verb"], first["parameters"], first["inputs"]) == ("import", {"format": "table"}, {"a.csv": "12ab"})
     assert (second["verb"], second["notes"]) == ("correct", ["one"])
     assert artifacts.provenance(ad.AnnData(np.zeros((1, 1)))) == []
+
+
+def test_a_block_that_writes_nothing_or_a_file_over_a_folder_keeps_what_was_there(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "kept").write_text("kept")
+    with pytest.raises(RuntimeError, match="nothing was written"), artifacts.atomic(folder, force=True):
+        pass
+    with pytest.raises(schema.OutputExistsError, match="is a folder"):
+        artifacts.write_text("new", folder, force=True)
+    assert (folder / "kept").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
