@@ -167,9 +167,8 @@ def write_text(text: str, path: PathLike, *, force: bool = False) -> None:
 
 
 def _write_zarr(adata: ad.AnnData, path: Path) -> None:
-    options = {"zarr_write_format": 3}
-    if version("anndata").startswith("0.12"):  # later ones do this by default, and warn when it is said
-        options["auto_shard_zarr_v3"] = False
+    # anndata 0.12 needs both said; later ones do this by default, and warn when it is said
+    options = {"zarr_write_format": 3, "auto_shard_zarr_v3": False} if version("anndata").startswith("0.12.") else {}
     with ad.settings.override(**options), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*sharding.*|.*consolidated.*|.*zarr.*", category=UserWarning)
         adata.write_zarr(path)
