@@ -56,7 +56,7 @@ def associations(
         ``perturbation_r2``: of perturbation among treated wells, batch means removed; NaN where no perturbation has
         two wells. ``kurtosis``: excess kurtosis.
     """
-    within_label, within_batch = _cross(strata, label), _cross(strata, batch)
+    within_label, within_batch = cross(strata, label), cross(strata, batch)
     several = len(set(strata)) > 1
     return {
         "batch_r2": adjusted_eta2(sources[anchors], batch[anchors], within_label[anchors]),
@@ -66,8 +66,9 @@ def associations(
     }
 
 
-def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.array([f"{x}\0{y}" for x, y in zip(a, b)], dtype=object)
+def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """One label for each combination of two (n,)."""
+    return np.array([f"{x}\x1f{y}" for x, y in zip(a, b)], dtype=object)
 
 
 def classify(batch_r2: np.ndarray, perturbation_r2: np.ndarray, rule: Rule = Rule()) -> tuple[np.ndarray, np.ndarray]:

@@ -129,7 +129,8 @@ def fast_ica(
     """Symmetric FastICA on whitened data.
 
     Each iteration takes the fixed-point step w <- E[z g(w z)] - E[g'(w z)] w for all rows at once (Hyvarinen, 1999,
-    eq. 20), then the nearest orthogonal matrix, always in float64. It ends when all rows have stopped moving, or when
+    eq. 20), then orthonormal rows: the nearest ones for the non-Gaussian rows, the rest in their complement, always in
+    float64. It ends when all rows have stopped moving, or when
     the non-Gaussian ones have and no further row became non-Gaussian in ``PATIENCE`` iterations.
 
     Parameters
@@ -155,7 +156,7 @@ def fast_ica(
     most, since = 0, 0
     for n_iter in range(1, max_iter + 1):
         step, z_score = _fixed_point(z, rotation, contrast, bounded)
-        updated = _nearest_orthogonal(step)
+        updated = _orthogonalize(step, z_score > NON_GAUSSIAN_Z)
         stopped = 1 - torch.abs(torch.sum(updated * rotation, dim=1)) < tol
         rotation, non_gaussian = updated, z_score > NON_GAUSSIAN_Z
         if int(non_gaussian.sum()) > most:
@@ -233,9 +234,27 @@ def _fixed_point(z, rotation, contrast, bounded, chunk_size: int = 8192):  # typ
     return outer / n - (slope / n)[:, None] * rotation, torch.abs(mean) * n**0.5 / spread
 
 
-def _nearest_orthogonal(matrix):  # type: ignore[no-untyped-def]
-    """Polar factor of a square matrix, in float64."""
+def _orthogonalize(step, non_gaussian):  # type: ignore[no-untyped-def]
+    """Nearest orthonormal rows, non-Gaussian rows first, the others in what they leave.
+
+    The step of a Gaussian row is small and random. In one polar factor of all rows it would keep shaking the others.
+    """
     import torch
 
-    u, _, vh = torch.linalg.svd(matrix)
+    if bool(non_gaussian.all()) or not bool(non_gaussian.any()):
+        return _nearest_orthogonal(step)
+    rows = _nearest_orthogonal(step[non_gaussian])
+    _, _, basis = torch.linalg.svd(rows, full_matrices=True)
+    complement = basis[len(rows) :]
+    updated = torch.empty_like(step)
+    updated[non_gaussian] = rows
+    updated[~non_gaussian] = _nearest_orthogonal(step[~non_gaussian] @ complement.T) @ complement
+    return updated
+
+
+def _nearest_orthogonal(matrix):  # type: ignore[no-untyped-def]
+    """Polar factor of a matrix with no more rows than columns, in float64."""
+    import torch
+
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     return u @ vh

@@ -13,8 +13,9 @@ import numpy as np
 from scipy.stats import ortho_group
 from sklearn.exceptions import ConvergenceWarning
 
-from cellica.components import Rule, associations, classify
+from cellica.components import Rule, associations, classify, cross
 from cellica.ica import ICA, matched_correlation
+from cellica.metrics import group_means
 from cellica.schema import InputError, first_few
 from cellica.whitening import Whitening
 
@@ -42,7 +43,7 @@ class Roles:
     @property
     def cells(self) -> np.ndarray:
         """Stratum and perturbation of each well: anchors that share them differ only by batch and noise."""
-        return np.array([f"{stratum}\0{value}" for stratum, value in zip(self.strata, self.label)], dtype=object)
+        return cross(self.strata, self.label)
 
     def require(self, mask: np.ndarray, what: str, method: str, least: int = 2) -> None:
         """Raise an InputError where fewer than ``least`` wells have a role."""
@@ -90,12 +91,12 @@ class Means:
     def of(cls, x: np.ndarray, groups: np.ndarray) -> "Means":
         """Mean of each group."""
         names, index = np.unique(groups.astype(str), return_inverse=True)
-        return cls(list(names), np.stack([x[index == i].mean(axis=0) for i in range(len(names))]))
+        return cls([str(name) for name in names], group_means(x, index))
 
-    def at(self, groups: np.ndarray, otherwise: np.ndarray | None = None) -> np.ndarray:
-        """Mean of each row's group (n, d); ``otherwise`` (d,), by default the mean of means, for groups not seen."""
+    def at(self, groups: np.ndarray) -> np.ndarray:
+        """Mean of each row's group (n, d); the mean of means for a group that was not seen."""
         row = {name: i for i, name in enumerate(self.names)}
-        table = np.vstack([self.values, self.values.mean(axis=0) if otherwise is None else otherwise])
+        table = np.vstack([self.values, self.values.mean(axis=0)])
         return table[[row.get(str(group), len(self.names)) for group in groups]]
 
 

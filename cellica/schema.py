@@ -186,20 +186,29 @@ def anchor_mask(
     label_key: str = PERTURBATION,
     controls: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """Which wells are anchors: wells of perturbations present in most batches (more than half), controls included.
+    """Which wells are anchors: wells of perturbations present in most batches and on most plates, controls included.
 
-    ``anchors`` names perturbations instead. Without batches that share anything, the controls are the anchors.
+    Most is more than half. The plates matter where each holds perturbations of its own, as in RxRx1: what all plates
+    share are the controls, negative and positive. ``anchors`` names perturbations instead. Without batches that share
+    anything, the controls are the anchors.
     """
     negative = control_mask(obs, controls, label_key)
     if anchors is not None:
         return _named(obs, anchors, label_key, "anchors")
     label, batch = labels(obs, label_key), labels(obs, batch_key)
     known = np.array([a is not None and b is not None for a, b in zip(label, batch)], dtype=bool)
-    pairs = pd.DataFrame({"label": label[known], "batch": batch[known]}).drop_duplicates()
-    n_batches = pairs["batch"].nunique()
-    counts = pairs["label"].value_counts()
-    common = set(counts.index[counts > n_batches / 2]) if n_batches > 1 else set()
+    common = _in_most(label[known], batch[known])
+    if PLATE in obs and batch_key != PLATE:
+        plate = np.array([f"{b}\x1f{p}" for b, p in zip(batch, labels(obs, PLATE))], dtype=object)
+        common &= _in_most(label[known], plate[known])
     return negative | np.isin(label, list(common)) & known
+
+
+def _in_most(label: np.ndarray, group: np.ndarray) -> set[str]:
+    """Labels that occur in more than half of the groups, where there are several."""
+    pairs = pd.DataFrame({"label": label, "group": group}).drop_duplicates()
+    counts, n_groups = pairs["label"].value_counts(), pairs["group"].nunique()
+    return set(counts.index[counts > n_groups / 2]) if n_groups > 1 else set()
 
 
 def strata_labels(obs: pd.DataFrame, strata_key: str | None = "auto") -> np.ndarray:

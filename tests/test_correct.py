@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cellica import artifacts, components, correct, methods
+from cellica import artifacts, components, correct, methods, simulate
+from cellica.ica import matched_correlation
 from cellica.schema import InputError, OutputExistsError
 
 assert version("cellica")
@@ -322,3 +323,13 @@ def test_shrinkage_goes_to_the_diagonal_with_few_wells_and_away_with_many():
     covariance, many = methods.shrink_to_diagonal(rng.normal(size=(50_000, 6)) @ mixing)
     assert many < 0.01 < few <= 1
     np.testing.assert_allclose(covariance, mixing.T @ mixing, atol=0.5)
+
+
+def test_ica_finds_batch_factors_that_are_not_gaussian_and_loses_on_those_that_are():
+    found = {}
+    for preset in ("rxrx1-like", "gaussian"):
+        adata = simulate.profiles(preset, n_experiments=12, n_treatments=40, random_state=1)
+        correct.run(adata, "ica_drop")
+        batch = adata.obsm["factors"][:, adata.uns["cellica"]["simulation"]["roles"] == "batch"]
+        found[preset] = matched_correlation(batch, adata.obsm["ica_drop_sources"]).mean()
+    assert found["gaussian"] < 0.55 < 0.75 < found["rxrx1-like"]

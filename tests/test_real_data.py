@@ -1,5 +1,8 @@
 """The main job on real data: BBBC021's profiles, RxRx1's plate maps, RxRx1's images."""
 
+import shlex
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,27 +32,16 @@ PUBLISHED = {  # class mAP of an independent run of the same methods on the same
 
 @pytest.fixture(scope="module")
 def bbbc021(shared, tmp_path_factory):
-    data, out = shared / "data" / "bbbc021_profiles", tmp_path_factory.mktemp("bbbc021") / "wells.h5ad"
-    image = "Image_Metadata"
-    run(
-        *("import", "table", data / "ljosa_jbiomolscreen_2013_per_well_mean.csv.gz", "--out", out),
-        *(
-            "--metadata",
-            f"{data}/BBBC021_v1_image.csv.gz:{image}_Plate={image}_Plate_DAPI,{image}_Well={image}_Well_DAPI",
-        ),
-        *("--metadata", f"{data}/BBBC021_v1_moa.csv:{image}_Compound=compound,{image}_Concentration=concentration"),
-        *(
-            "--column",
-            f"plate={image}_Plate",
-            "--column",
-            f"well={image}_Well",
-            "--column",
-            f"compound={image}_Compound",
-        ),
-        *("--column", "experiment=plate:^(Week[0-9]+)", "--column", f"concentration={image}_Concentration"),
-        *("--column", f"perturbation={{{image}_Compound}}@{{{image}_Concentration}}", "--control", "DMSO@0"),
-    )
-    return out
+    """Wells imported by the very command that the README gives."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text().replace("\\\n", " ")
+    (command,) = [line for line in readme.splitlines() if line.startswith("cellica import table ljosa")]
+    folder = tmp_path_factory.mktemp("bbbc021")
+    for file in (shared / "data" / "bbbc021_profiles").iterdir():
+        (folder / file.name).symlink_to(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(*shlex.split(command)[1:])
+    return folder / "bbbc021.h5ad"
 
 
 def test_bbbc021_is_imported_whole(bbbc021):

@@ -282,3 +282,16 @@ def test_a_block_that_writes_nothing_or_a_file_over_a_folder_keeps_what_was_ther
         artifacts.write_text("new", folder, force=True)
     assert (folder / "kept").read_text() == "kept"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_anchors_are_on_most_plates_where_each_plate_holds_perturbations_of_its_own():
+    rows = [
+        (f"e{e}", str(p), name, control)
+        for e in range(3)
+        for p in (1, 2, 3)
+        for name, control in (("EMPTY", "negative"), ("kif11", "positive"), (f"p{p}", ""))
+    ]
+    obs = pd.DataFrame(rows, columns=["experiment", "plate", "perturbation", "control"])
+    anchors = schema.anchor_mask(obs)
+    assert set(obs.loc[anchors, "perturbation"]) == {"EMPTY", "kif11"}
+    assert set(obs.loc[schema.anchor_mask(obs.drop(columns="plate")), "perturbation"]) > {"EMPTY", "kif11"}
