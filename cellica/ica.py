@@ -130,8 +130,8 @@ def fast_ica(
 
     Each iteration takes the fixed-point step w <- E[z g(w z)] - E[g'(w z)] w for all rows at once (Hyvarinen, 1999,
     eq. 20), then orthonormal rows: the nearest ones for the non-Gaussian rows, the rest in their complement, always in
-    float64. It ends when all rows have stopped moving, or when
-    the non-Gaussian ones have and no further row became non-Gaussian in ``PATIENCE`` iterations.
+    float64. It ends when all rows have stopped moving, or when the non-Gaussian ones have and no further row became
+    non-Gaussian in ``PATIENCE`` iterations.
 
     Parameters
     ----------

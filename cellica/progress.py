@@ -10,6 +10,7 @@ from rich.text import Text
 
 T = TypeVar("T")
 EVERY = 30.0  # seconds between lines where stderr is no terminal
+WORTH_A_LINE = 3.0  # seconds of work that a log should show
 console = Console(stderr=True, soft_wrap=True)
 visible = False
 
@@ -56,4 +57,5 @@ def _logged(items: Iterable[T], description: str, total: int | None) -> Iterator
             last, rate = now, done / (now - start)
             remaining = f", {(total - done) / rate:.0f} s left" if total else ""
             say(f"{description}: {done}{f' of {total}' if total else ''}, {rate:.3g}/s{remaining}")
-    say(f"{description}: {done} done in {time.monotonic() - start:.1f} s")
+    if time.monotonic() - start > WORTH_A_LINE:
+        say(f"{description}: {done} done in {time.monotonic() - start:.1f} s")
