@@ -99,7 +99,9 @@ class Corrector:
     features
         Names of the features, in order.
     roles
-        Keywords that say what each well is (batch_key, label_key, controls, anchors, strata_key).
+        Keywords that say what each well is (batch_key, label_key, controls, strata_key).
+    anchors
+        Perturbations that were anchors in the fit, and are on later plates.
     transform_
         The fitted transforms, one after the other.
     account
@@ -111,6 +113,7 @@ class Corrector:
     method: str
     features: list[str]
     roles: dict[str, Any]
+    anchors: list[str]
     transform_: Chain
     account: dict[str, Account] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -136,6 +139,7 @@ class Corrector:
                 + ": give the same features in the same order"
             )
         wells = roles_of(adata.obs, **self.roles)
+        wells.anchor = wells.control | np.isin(wells.label, self.anchors)
         corrected = self.transform_.apply(x, wells)
         notes = list(dict.fromkeys([*self.notes, *wells.notes]))
         _write(adata, corrected, self, key_added or self.method, notes, {"use_rep": use_rep})
@@ -150,6 +154,7 @@ class Corrector:
             "method": self.method,
             "features": self.features,
             "roles": self.roles,
+            "anchors": self.anchors,
             "notes": self.notes,
             "transform": _pack(self.transform_, "transform", arrays),
         }
@@ -170,7 +175,8 @@ def load(path: PathLike) -> Corrector:
     if header.get("format") != "cellica-corrector-1":
         raise InputError(f"{path} is no correction that this version reads: name a file that --save wrote")
     chain = _unpack(header["transform"], arrays)
-    return Corrector(header["method"], header["features"], header["roles"], chain, notes=header["notes"])
+    fields = {name: header[name] for name in ("method", "features", "roles", "anchors", "notes")}
+    return Corrector(transform_=chain, **fields)
 
 
 def fit(adata: ad.AnnData, method: str, **keywords: Any) -> Corrector:
@@ -305,11 +311,11 @@ def _fit(
         "batch_key": batch_key,
         "label_key": label_key,
         "controls": None if controls is None else [str(name) for name in controls],
-        "anchors": None if anchors is None else [str(name) for name in anchors],
         "strata_key": strata_key,
     }
     x, features = representation(adata, use_rep)
-    wells = roles_of(adata.obs, **roles)
+    wells = roles_of(adata.obs, anchors=anchors, **roles)
+    anchored = sorted({name for name in wells.label[wells.anchor] if name is not None})
     parts: list[Transform] = []
     account: dict[str, Account] = {}
     for fit_step in (methods.standardize, *(FITS[name] for name in steps)):
@@ -321,7 +327,8 @@ def _fit(
         parts.append(part)
     for note in wells.notes:
         log.info(note)
-    return Corrector(method, features, roles, Chain(parts), account, list(dict.fromkeys(wells.notes))), x
+    notes = list(dict.fromkeys(wells.notes))
+    return Corrector(method, features, roles, anchored, Chain(parts), account, notes), x
 
 
 def _write(

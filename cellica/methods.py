@@ -262,8 +262,9 @@ class Center:
         """Map rows by the controls, or anchors, of their own plate."""
         method, what = ("center_scale", "batch") if self.scale else ("center", "plate")
         names, index = np.unique((roles.batch if self.scale else roles.plate).astype(str), return_inverse=True)
+        anchor = roles.anchor & np.isin(roles.cells, self.anchor_means.names)
         controls = np.bincount(index[roles.control], minlength=len(names))
-        anchors = np.bincount(index[roles.anchor], minlength=len(names))
+        anchors = np.bincount(index[anchor], minlength=len(names))
         few = controls < self.min_controls
         lacking = few if self.scale else few & (anchors < 1)
         if lacking.any():
@@ -283,7 +284,7 @@ class Center:
         y = np.empty_like(x)
         for i in range(len(names)):
             rows = index == i
-            offsets = of_anchors[rows & roles.anchor] if few[i] else of_controls[rows & roles.control]
+            offsets = of_anchors[rows & anchor] if few[i] else of_controls[rows & roles.control]
             y[rows] = x[rows] - self.origin - offsets.mean(axis=0)
             if self.scale:
                 y[rows] /= safe_scale(offsets.std(axis=0))

@@ -237,6 +237,16 @@ def test_saved_corrections_give_the_same_rows(method, tmp_path):
     json.dumps(artifacts.provenance(later)[-1])
 
 
+def test_a_saved_centring_knows_its_anchors_on_one_later_plate(tmp_path):
+    adata = screen()
+    adata = adata[(adata.obs["control"] == "") | adata.obs["well"].eq("A01")].copy()
+    correct.run(adata, "center", save=tmp_path / "model.safetensors")
+    plate = (adata.obs["experiment"] == "exp-2") & (adata.obs["plate"] == "1")
+    later = adata[plate].copy()
+    correct.load(tmp_path / "model.safetensors").transform(later, key_added="later")
+    np.testing.assert_allclose(later.obsm["X_later"], later.obsm["X_center"], atol=1e-5)
+
+
 def test_saved_corrections_refuse_other_features_and_other_files(tmp_path):
     adata = screen()
     corrector = correct.fit(adata, "sphere")
