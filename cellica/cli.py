@@ -238,7 +238,11 @@ def correct(
     from cellica import correct as corrections
 
     if (method is None) == (apply is None):
-        raise InputError(f"name one of --method ({', '.join(corrections.METHODS)}, or a chain) and --apply FILE")
+        given = "neither" if method is None else "both"
+        raise InputError(
+            f"{given} of --method and --apply given: name one, --method {'|'.join(corrections.METHODS)} (or a chain of "
+            "these, joined by +) or --apply FILE"
+        )
     if save and (method is None or len(method) > 1):
         raise InputError("--save keeps one fitted correction: name one --method with it")
     for target in (out, save):
@@ -421,13 +425,14 @@ def _print_account(adata: Any, key: str) -> None:
 
 
 def _print_scores(scores: Any) -> None:
-    """The scores as a table on stdout: representations down, metrics across, chance in the last row."""
+    """The scores as a table on stdout: representations down, metrics across, mean chance last."""
     from cellica import retrieval
 
     wide = retrieval.summary(scores)
+    wide.loc["chance"] = retrieval.summary(scores.assign(value=scores["chance"])).mean()
     _print(wide.to_string(na_rep="-", float_format="{:.3f}".format))
     for caution in retrieval.cautions(scores):
-        _print(f"mind {caution}")
+        _print(f"mind: {caution}")
 
 
 def _keys(

@@ -563,7 +563,9 @@ def embed(plate: Plate | artifacts.PathLike, encoder: Encoder, *, chunk_size: in
     names: list[str] = []
     embeddings, intensities, n_crops = [], [], 0
     total = math.ceil(len(plate.sites) / chunk_size)
-    for sites, fields in progress.track(plate.fields(chunk_size), f"embed {plate.name}", total=total):
+    for sites, fields in progress.track(
+        plate.fields(chunk_size), f"embed {plate.name}, chunks of {chunk_size} sites", total=total
+    ):
         crops = images.crops(fields, encoder.img_size)
         n_crops = len(crops) // len(fields)
         embedding = encoder(crops).unflatten(0, (len(fields), n_crops)).mean(dim=1).cpu().numpy()

@@ -20,6 +20,7 @@ from cellica.schema import InputError, first_few
 from cellica.whitening import Whitening
 
 MAX_COMPONENTS = 100
+NO_SPREAD = 1e-8  # standard deviation, in z-scored features, of what is rounding alone
 
 
 @dataclass
@@ -179,6 +180,11 @@ def wccn(x: np.ndarray, roles: Roles, *, ridge: float = 0.01, rank: int | None =
 def _whiten(
     wells: np.ndarray, residuals: np.ndarray, roles: Roles, method: str, ridge: float, rank: int | None
 ) -> tuple[Transform, Account]:
+    if residuals.std() < NO_SPREAD:
+        raise InputError(
+            f"{method} whitens what varies among {len(wells)} wells, and nothing does: they are too few in each stratum, or "
+            "were centred on themselves; name more controls or anchors, or leave this step out"
+        )
     whiten = Whitening(rank, method="zca", ridge=ridge).fit(residuals)
     if len(wells) <= wells.shape[1]:
         treatment = f"the ridge of {ridge:g} carries the rest" if ridge else f"rank {whiten.rank_} used"
@@ -266,9 +272,9 @@ class Center:
         controls = np.bincount(index[roles.control], minlength=len(names))
         anchors = np.bincount(index[anchor], minlength=len(names))
         few = controls < self.min_controls
-        lacking = few if self.scale else few & (anchors < 1)
+        lacking = few if self.scale else few & (anchors < self.min_controls)
         if lacking.any():
-            remedy = "" if self.scale else " (or 1 anchor)"
+            remedy = "" if self.scale else f" (or {self.min_controls} anchors)"
             raise InputError(
                 f"{method} needs {self.min_controls} negative controls{remedy} on each {what}; {first_few(names[lacking])} "
                 f"({lacking.sum()} of {len(names)}) lack them: name controls or anchors, leave these wells out, or use a "
@@ -295,7 +301,7 @@ def center(x: np.ndarray, roles: Roles, *, min_controls: int = 3) -> tuple[Trans
     """Centre each plate on its negative controls, within strata.
 
     A plate with fewer than ``min_controls`` is centred on its anchors, anchor means removed, which the notes say: one
-    control a plate is no basis. A plate without either is an error. The origin is the mean control.
+    control a plate is no basis. A plate with too few of either is an error. The origin is the mean control.
     """
     roles.require(roles.control | roles.anchor, "control or anchor", "center")
     return _center(x, roles, scale=False, min_controls=min_controls)
@@ -474,6 +480,8 @@ def choose_n_components(x: np.ndarray, asked: int | None, carried: int, roles: R
 def _note_removal(method: str, labels: np.ndarray, found: dict[str, np.ndarray], roles: Roles) -> None:
     counts = {name: int(np.sum(labels == name)) for name in ("batch", "mixed")}
     text = f"{method}: {counts['batch']} of {len(labels)} components removed as batch"
+    if not counts["batch"]:
+        text += f", so all this does is to cut the data to {len(labels)} dimensions"
     if counts["mixed"]:
         text += f", {counts['mixed']} kept as mixed by the biology guard"
     if np.isnan(found["perturbation_r2"]).all():
@@ -565,6 +573,8 @@ def harmony(x: np.ndarray, roles: Roles, *, n_components: int = 50, random_state
     import pandas as pd
 
     roles.require_batches("harmony")
+    if len(x) < 30:
+        raise InputError(f"harmony clusters wells and needs 30 of them, and found {len(x)}: use another method")
     means = Means.of(x, roles.strata).at(roles.strata)
     whiten = Whitening(min(n_components, len(x) - 1)).fit(x - means)
     scores = (x - means) @ whiten.directions_.T

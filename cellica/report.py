@@ -384,12 +384,10 @@ def _scores(scores: pd.DataFrame) -> dict[str, Any]:
         [(plot.NOT_APPLICABLE, "") if np.isnan(v) else (_number(v), _number(c)) for v, c in zip(*row)]
         for row in zip(value.to_numpy(), chance.to_numpy())
     ]
-    failed = scores[scores["metric"] == "all"]
     metrics = [metric for metric in dict.fromkeys(scores["metric"]) if metric != "all"]
     return {
         "columns": list(value.columns),
         "wide": list(zip(value.index, cells)),
-        "failed": [f"{rep}: {note}" for rep, note in zip(failed["rep"], failed["note"])],
         "cautions": retrieval.cautions(scores),
         "bars": [
             (_figure(f"bars of {name}", plot.scores, scores, metric=name), METRICS.get(name, "")) for name in metrics

@@ -477,7 +477,7 @@ def evaluate(
     keys = ["X", *(key for key in adata.obsm if key.startswith("X_"))] if reps is None else list(reps)
     for key in keys:
         _embedding(adata, key)
-    tables = [table for key in track(keys, "Scoring") for table in scores(adata, key)]
+    tables = [table for key in track(keys, "score") for table in scores(adata, key)]
     for key, build in _BASELINES.items() if baselines else ():
         try:
             baseline = build(adata.obs)
@@ -540,13 +540,13 @@ def compare(
         "random_state": random_state,
     }
     tables = [evaluate(adata, [], baselines=baselines, **roles, **scoring)]
-    for name in track(names, "Comparing"):
+    for name in track(names, "compare methods"):
         work = ad.AnnData(obs=adata.obs.copy(), var=adata.var.copy(), X=None if adata.X is None else adata.X.copy())
         if use_rep not in (None, "X"):
             work.obsm[use_rep] = _embedding(adata, use_rep)
         try:
             correct.run(work, name, use_rep=use_rep, **roles)
-        except InputError as error:
+        except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:  # one method must not end the comparison
             tables.append(_table([_absent(f"X_{name}", "all", error)]))
             continue
         table = evaluate(work, [f"X_{name}"], baselines=False, **roles, **scoring)
@@ -584,9 +584,21 @@ def _circular(
 
 
 def cautions(scores: pd.DataFrame) -> list[str]:
-    """Warnings among the notes that a reader of the bare values must see, one a representation."""
-    parts = [(rep, part) for rep, note in zip(scores["rep"], scores["note"]) for part in str(note).split("; ")]
-    return list(dict.fromkeys(f"{rep}: {part}" for rep, part in parts if part.startswith(CIRCULAR)))
+    """What a reader of the bare values must know: circular scores, and why a score is not there.
+
+    One text a cause, with the representations it holds for where that is not all of them.
+    """
+    causes: dict[str, list[str]] = {}
+    for rep, metric, value, note in scores[["rep", "metric", "value", "note"]].itertuples(index=False):
+        parts = str(note).split("; ")
+        if np.isnan(value):
+            causes.setdefault(parts[0] if metric == "all" else f"{metric} {parts[0]}", []).append(rep)
+        for part in parts:
+            if part.startswith(CIRCULAR):
+                causes.setdefault(part, []).append(rep)
+    n_reps = scores.loc[scores["metric"] != "all", "rep"].nunique()
+    unique = {cause: list(dict.fromkeys(reps)) for cause, reps in causes.items()}
+    return [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
 
 
 def summary(scores: pd.DataFrame) -> pd.DataFrame:

@@ -144,7 +144,11 @@ DOORS = {
         "method 'icaa' is not known: use one of none, center",
     ),
     "unknown method in compare": ("compare {wells} --out {out} --method icaa", "method 'icaa' is not known"),
-    "no method": ("correct {wells} --out {out}", "name one of --method"),
+    "no method": ("correct {wells} --out {out}", "neither of --method and --apply given"),
+    "both": (
+        "correct {wells} --out {out} --method ica --apply {faulty}/model.safetensors",
+        "both of --method and --apply",
+    ),
     "NaN rows": ("correct {faulty}/nan.h5ad --out {out} --method ica", "1 of 30 wells hold values that are not finite"),
     "one batch": ("correct {faulty}/one_batch.h5ad --out {out} --method ica", "holds one, 'HUVEC-01'"),
     "no controls": ("correct {faulty}/no_controls.h5ad --out {out} --method center", "found 0 in 30 wells"),

@@ -309,6 +309,17 @@ def test_bad_input_is_named_before_anything_is_written(change, method, keywords,
     assert "cellica" not in adata.uns
 
 
+def test_too_little_to_centre_or_whiten_on_is_refused():
+    adata = screen()
+    one_a_plate = adata[adata.obs["well"].eq("A01")].copy()
+    with pytest.raises(InputError, match=r"needs 3 negative controls \(or 3 anchors\) on each plate"):
+        correct.run(one_a_plate, "center")
+    with pytest.raises(InputError, match="nothing does"):
+        correct.run(one_a_plate, "center+sphere", min_controls=1)
+    with pytest.raises(InputError, match="needs 30 of them, and found 8"):
+        correct.run(one_a_plate, "harmony")
+
+
 def test_integer_batches_constant_features_and_more_features_than_wells_work():
     adata = screen()
     adata.obs["experiment"] = pd.factorize(adata.obs["experiment"])[0]
