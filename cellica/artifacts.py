@@ -61,6 +61,14 @@ def refuse_existing(path: PathLike, *, force: bool = False) -> None:
         )
 
 
+def check_adata_name(path: PathLike, *, force: bool = False) -> None:
+    """Raise an error, before hours of work, where an AnnData could not be written to ``path``."""
+    _check_suffix(Path(path))
+    if Path(path).is_dir() and Path(path).suffix != ".zarr":
+        raise OutputExistsError(f"{path} is a folder: choose another name for the file")
+    refuse_existing(path, force=force)
+
+
 def require_file(path: PathLike, what: str = "input") -> Path:
     """Return the path, or raise a MissingFileError that names it."""
     path = Path(path)
@@ -115,7 +123,10 @@ def name_inputs(adata: ad.AnnData, inputs: Mapping[str, str], *, steps: int = 1)
 
 def provenance(adata: ad.AnnData) -> list[dict[str, Any]]:
     """Read the steps that made an AnnData, oldest first."""
-    return [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
+    try:
+        return [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"uns['cellica']['provenance'] is not as cellica writes it ({error}): delete it") from error
 
 
 def _set_provenance(adata: ad.AnnData, steps: Sequence[Mapping[str, Any]]) -> None:

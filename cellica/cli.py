@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
-Seed = Annotated[int, typer.Option("--random-state", help="Seed of every random choice.")]
+Seed = Annotated[int, typer.Option("--random-state", min=0, max=2**32 - 2, help="Seed of every random choice.")]
 BatchKey = Annotated[str, typer.Option("--batch-key", help="Column of obs that names the batch.")]
 LabelKey = Annotated[str, typer.Option("--label-key", help="Column of obs that names the perturbation.")]
 StrataKey = Annotated[
@@ -58,7 +58,7 @@ GroupKey = Annotated[
 ]
 Truth = Annotated[Path | None, typer.Option("--truth", help="Folder of relationship tables (CORUM.txt, ...).")]
 MaxQueries = Annotated[
-    int | None, typer.Option("--max-queries", help="Score a seeded subsample of at most this many queries.")
+    int | None, typer.Option("--max-queries", min=1, help="Score a seeded subsample of at most this many queries.")
 ]
 
 
@@ -110,6 +110,7 @@ def ingest(
     _print(report.summary())
     if len(report.set_aside):
         _print(f"what was set aside, and why: {out_dir / 'set_aside.csv'}")
+    if len(report.set_aside) or report.outdated:
         raise typer.Exit(1)
 
 
@@ -134,18 +135,37 @@ def embed(
     from cellica import encoder as encoders
 
     single = out.suffix in artifacts.SUFFIXES
-    targets = [out] if single else [out / f"{store.stem}.h5ad" for store in plate]
-    for target in targets:
-        artifacts.refuse_existing(target, force=force)
+    if single:
+        artifacts.check_adata_name(out, force=force)
+    elif out.suffix or out.is_file():
+        raise InputError(f"--out {str(out)!r} is neither a folder nor a file that ends in .h5ad or .zarr")
+    targets = [out if single else out / f"{store.stem}.h5ad" for store in plate]
+    if not single and len(set(targets)) < len(targets):
+        raise InputError(
+            f"two plates of one name would be written to one file in {out}: embed them into separate folders"
+        )
     stores = [plates.Plate(store) for store in plate]
     model = encoders.load(encoder, weights, device=device, dtype=dtype, random_state=random_state)
     if single:
         sites = profiles.join([encoders.embed(store, model, chunk_size=chunk_size) for store in stores])
         artifacts.write_adata(sites, out, force=force)
-    else:
-        for store, target in zip(stores, targets):
+        _print(f"{sites.n_obs} sites of {len(stores)} plates embedded: {out}")
+        return
+    failed, skipped = [], 0
+    for store, target in zip(stores, targets):
+        if target.exists() and not force:
+            progress.say(f"{target} is there already and was skipped (--force writes it again)")
+            skipped += 1
+            continue
+        try:
             artifacts.write_adata(encoders.embed(store, model, chunk_size=chunk_size), target, force=force)
-    _print(f"{sum(len(store.sites) for store in stores)} sites of {len(stores)} plates embedded: {out}")
+        except CellicaError as error:
+            failed.append(f"{target.stem}: {error}")
+    _print(f"{len(stores) - skipped - len(failed)} plates embedded, {skipped} there already: {out}")
+    for text in failed:
+        _print(f"failed: {text}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command(
@@ -176,7 +196,7 @@ def import_(
     """Turn published embeddings or a table of profiles into AnnData."""
     from cellica import artifacts, profiles
 
-    artifacts.refuse_existing(out, force=force)
+    artifacts.check_adata_name(out, force=force)
     if kind is Kind.TABLE:
         adata = profiles.read_table(
             files, metadata=metadata or (), columns=_pairs(column), controls=control or (), features=features
@@ -202,7 +222,7 @@ def profile(
     """Average the sites of each well, and join the wells of all plates."""
     from cellica import artifacts, profiles
 
-    artifacts.refuse_existing(out, force=force)
+    artifacts.check_adata_name(out, force=force)
     sites = [artifacts.read_adata(file) for file in files]
     wells = profiles.wells(sites, inputs={file.name: artifacts.sha256(file) for file in files})
     artifacts.write_adata(wells, out, force=force)
@@ -224,8 +244,10 @@ def correct(
     strata_key: StrataKey = None,
     control: Controls = None,
     anchor: Anchors = None,
-    n_components: Annotated[int | None, typer.Option("--n-components", help="Components to look for.")] = None,
-    ridge: Annotated[float | None, typer.Option("--ridge", help="Ridge, as a multiple of the mean variance.")] = None,
+    n_components: Annotated[int | None, typer.Option("--n-components", min=1, help="Components to look for.")] = None,
+    ridge: Annotated[
+        float | None, typer.Option("--ridge", min=0, help="Ridge, as a multiple of the mean variance.")
+    ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Keep the fitted correction in this file.")] = None,
     apply: Annotated[
         Path | None, typer.Option("--apply", help="Apply a saved correction instead of fitting one.")
@@ -245,9 +267,9 @@ def correct(
         )
     if save and (method is None or len(method) > 1):
         raise InputError("--save keeps one fitted correction: name one --method with it")
-    for target in (out, save):
-        if target:
-            artifacts.refuse_existing(target, force=force)
+    artifacts.check_adata_name(out, force=force)
+    if save:
+        artifacts.refuse_existing(save, force=force)
     options: dict[str, Any] = {
         key: value for key, value in (("n_components", n_components), ("ridge", ridge)) if value is not None
     }
@@ -344,6 +366,8 @@ def compare(
     scores = retrieval.compare(adata, method, **keys, **scored, random_state=random_state)
     artifacts.write_table(scores, out, force=force)
     _print_scores(scores)
+    if (scores["metric"] == "all").any():
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: cellica report corrected.h5ad --out report.html --scores scores.csv")
@@ -401,10 +425,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Abort:
         code = 130
     except Exception as error:
-        if not hasattr(error, "exit_code"):  # usage errors of the parser carry their own text and code
+        if hasattr(error, "exit_code"):  # usage errors of the parser carry their own text and code
+            error.show()  # type: ignore[attr-defined]
+            code = error.exit_code
+        elif "--verbose" in flags:
             raise
-        error.show()  # type: ignore[attr-defined]
-        code = error.exit_code
+        else:
+            _fail(f"{type(error).__name__}: {error}\nThis was not foreseen: --verbose shows where it happened.")
+            code = 2
     raise SystemExit(code or 0)
 
 

@@ -24,6 +24,7 @@ from cellica.schema import (
     PERTURBATION,
     PLATE,
     UNS,
+    CellicaError,
     InputError,
     anchor_mask,
     control_mask,
@@ -140,7 +141,7 @@ class Corrector:
             )
         wells = roles_of(adata.obs, **self.roles)
         wells.anchor = wells.control | np.isin(wells.label, self.anchors)
-        corrected = self.transform_.apply(x, wells)
+        corrected = _finite(self.transform_.apply(x, wells), self.method)
         notes = list(dict.fromkeys([*self.notes, *wells.notes]))
         _write(adata, corrected, self, key_added or self.method, notes, {"use_rep": use_rep})
 
@@ -148,6 +149,9 @@ class Corrector:
         """Write the fitted transform to one safetensors file: arrays, and JSON in its header. No pickle."""
         from safetensors.numpy import save_file
 
+        joint = [part.method for part in self.transform_.parts if isinstance(part, methods.Joint)]
+        if joint:
+            raise InputError(f"{first_few(joint)} corrects only the rows it was fitted on: there is nothing to save")
         arrays: dict[str, np.ndarray] = {}
         header = {
             "format": "cellica-corrector-1",
@@ -162,6 +166,9 @@ class Corrector:
             save_file(arrays, temporary, metadata={"cellica": json.dumps(header)})
 
 
+_HEADER: dict[str, type] = {"method": str, "features": list, "roles": dict, "anchors": list, "notes": list}
+
+
 def load(path: PathLike) -> Corrector:
     """Read a Corrector written by ``Corrector.save``."""
     from safetensors import SafetensorError, safe_open
@@ -170,13 +177,22 @@ def load(path: PathLike) -> Corrector:
         with safe_open(require_file(path, "saved correction"), framework="numpy") as file:
             header = json.loads((file.metadata() or {}).get("cellica", "{}"))
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        if isinstance(error, CellicaError):
+            raise
         raise InputError(f"{path} is not a saved correction ({error}): name a file that --save wrote") from error
-    if header.get("format") != "cellica-corrector-1":
+    if not isinstance(header, dict) or header.get("format") != "cellica-corrector-1":
         raise InputError(f"{path} is no correction that this version reads: name a file that --save wrote")
-    chain = _unpack(header["transform"], arrays)
-    fields = {name: header[name] for name in ("method", "features", "roles", "anchors", "notes")}
-    return Corrector(transform_=chain, **fields)
+    try:
+        chain = _unpack(header["transform"], arrays)
+        parse(header["method"])
+        fields = {name: header[name] for name in _HEADER}
+        odd = [name for name, kind in _HEADER.items() if not isinstance(fields[name], kind)]
+        if odd or not isinstance(chain, Chain):
+            raise TypeError(f"{first_few(odd or ['transform'])} is of another kind")
+        return Corrector(transform_=chain, **fields)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is a damaged correction ({type(error).__name__}: {error}): save it again") from error
 
 
 def fit(adata: ad.AnnData, method: str, **keywords: Any) -> Corrector:
@@ -280,6 +296,10 @@ def representation(adata: ad.AnnData, use_rep: str | None = None) -> tuple[np.nd
         features = [f"{use_rep}_{i}" for i in range(x.shape[1])]
     else:
         raise InputError(f"use_rep={use_rep!r} is not in obsm: it has {', '.join(adata.obsm) or 'nothing'}")
+    if x is None:
+        raise InputError(
+            f"there is no X to correct: name a representation, of {', '.join(adata.obsm) or 'which there is none'}"
+        )
     x = np.asarray(x.todense() if hasattr(x, "todense") else x, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if len(broken):
@@ -321,14 +341,29 @@ def _fit(
     for fit_step in (methods.standardize, *(FITS[name] for name in steps)):
         given = {**options, "random_state": random_state}
         chosen = {name: given[name] for name in _options(fit_step) if name in given}
-        part, found = fit_step(x, wells, **chosen)
+        try:
+            part, found = fit_step(x, wells, **chosen)
+        except (ValueError, np.linalg.LinAlgError) as error:
+            if isinstance(error, CellicaError):
+                raise
+            raise InputError(f"{fit_step.__name__} cannot be fitted to these wells: {error}") from error
         account[f"{len(parts)}_{fit_step.__name__}"] = found
-        x = part.apply(x, wells)
+        x = _finite(part.apply(x, wells), fit_step.__name__)
         parts.append(part)
     for note in wells.notes:
         log.info(note)
     notes = list(dict.fromkeys(wells.notes))
     return Corrector(method, features, roles, anchored, Chain(parts), account, notes), x
+
+
+def _finite(x: np.ndarray, method: str) -> np.ndarray:
+    lost = int(np.sum(~np.isfinite(x).all(axis=1)))
+    if lost:
+        raise InputError(
+            f"{method} gives {lost} of {len(x)} wells values that are not finite: wells or features may be identical, or an "
+            "option out of range"
+        )
+    return x
 
 
 def _write(
@@ -380,7 +415,6 @@ _SAVED = {
         methods.Chain,
         methods.Center,
         methods.Rebuild,
-        methods.Joint,
     )
 }
 

@@ -543,11 +543,12 @@ class Joint:
     """Output of a method that corrects only the rows it was fitted on."""
 
     method: str
+    rows: np.ndarray
     output: np.ndarray
 
     def apply(self, x: np.ndarray, roles: Roles) -> np.ndarray:
         """Give the fitted rows back."""
-        if len(x) != len(self.output):
+        if not np.array_equal(x, self.rows):
             raise InputError(
                 f"{self.method} corrects the {len(self.output)} rows it was fitted on, not {len(x)} new ones: fit it on "
                 "all rows together, or use a method that can be applied later, such as 'sphere' or 'ica'"
@@ -561,10 +562,23 @@ def combat(x: np.ndarray, roles: Roles) -> tuple[Transform, Account]:
     import scanpy as sc
 
     roles.require_batches("combat")
+    _note_confounding("combat", roles)
     means = Means.of(x, roles.strata).at(roles.strata)
     batches = ad.AnnData(x - means, obs={"batch": roles.batch.astype(str)})
     batches.obs["batch"] = batches.obs["batch"].astype("category")
-    return Joint("combat", sc.pp.combat(batches, key="batch", inplace=False) + means), {}
+    return Joint("combat", x, sc.pp.combat(batches, key="batch", inplace=False) + means), {}
+
+
+def _note_confounding(method: str, roles: Roles) -> None:
+    """Say where a method that does not look at controls cannot tell batch from perturbation."""
+    label, batch = roles.label[roles.treated], roles.batch[roles.treated]
+    names, index = np.unique(label.astype(str), return_inverse=True)
+    single = sum(len(set(batch[index == i])) == 1 for i in range(len(names)))
+    if single:
+        roles.notes.append(
+            f"{method}: {single} of {len(names)} perturbations lie in one batch only; what they do cannot be told from "
+            "what the batch does, and is removed with it"
+        )
 
 
 def harmony(x: np.ndarray, roles: Roles, *, n_components: int = 50, random_state: int = 0) -> tuple[Transform, Account]:
@@ -573,6 +587,7 @@ def harmony(x: np.ndarray, roles: Roles, *, n_components: int = 50, random_state
     import pandas as pd
 
     roles.require_batches("harmony")
+    _note_confounding("harmony", roles)
     if len(x) < 30:
         raise InputError(f"harmony clusters wells and needs 30 of them, and found {len(x)}: use another method")
     means = Means.of(x, roles.strata).at(roles.strata)
@@ -583,7 +598,7 @@ def harmony(x: np.ndarray, roles: Roles, *, n_components: int = 50, random_state
     corrected = np.asarray(found.Z_corr)
     if corrected.shape != scores.shape:
         raise RuntimeError(f"harmonypy gave {corrected.shape} for {scores.shape}")
-    return Joint("harmony", corrected @ whiten.directions_ + means), {"n_components": whiten.rank_}
+    return Joint("harmony", x, corrected @ whiten.directions_ + means), {"n_components": whiten.rank_}
 
 
 FITS: dict[str, Fit] = {

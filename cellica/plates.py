@@ -62,7 +62,7 @@ class IngestReport:
     skipped
         Those of them that were finished before and were not touched.
     outdated
-        Those of the skipped for which the screen now lists other sites.
+        Those of the skipped that the screen table or the options would now make otherwise.
     n_sites
         Sites in ``plates``.
     set_aside
@@ -83,7 +83,9 @@ class IngestReport:
             lines.append(f"{len(self.skipped)} plates were finished earlier and skipped (force writes them again)")
         if self.outdated:
             names = first_few(store.stem for store in self.outdated)
-            lines.append(f"{len(self.outdated)} of these now have other sites in the screen table: {names}")
+            lines.append(
+                f"{len(self.outdated)} of these are not what the screen table and options now ask for: {names}"
+            )
         for reason, rows in self.set_aside.groupby(self.set_aside["reason"].str.split(":").str[0]):
             sites = rows["site_id"]
             what = f"{len(rows)} images of {sites.nunique()} sites" if sites.all() else f"{len(rows)} plates"
@@ -158,7 +160,11 @@ def ingest(
     return IngestReport(
         plates=[store for name, store in stores.items() if n_sites[name]],
         skipped=[stores[name] for name in finished],
-        outdated=[stores[name] for name, plate in finished.items() if plate.listed != set(groups[name].index)],
+        outdated=[
+            stores[name]
+            for name, plate in finished.items()
+            if not _made_from(plate, groups[name], paths.loc[groups[name].index], intensity_range)
+        ],
         n_sites=sum(n_sites.values()),
         set_aside=pd.concat([set_aside[name] for name in groups], ignore_index=True),
     )
@@ -182,7 +188,7 @@ def _write_plate(
         kept = sites.loc[[site_id for site_id in sites.index if site_id not in faults]]
         if spec and len(kept):
             parameters = {"intensity_range": intensity_range and list(intensity_range)}
-            inputs = {f"screen table of {store.stem}": hashlib.sha256(sites.join(paths).to_csv().encode()).hexdigest()}
+            inputs = {f"screen table of {store.stem}": _table_sha256(sites, paths)}
             counts = {"sites": len(kept), "set_aside": len(faults)}
             ours = {
                 "sites": _sites_to_json(kept),
@@ -195,6 +201,19 @@ def _write_plate(
             with artifacts.atomic(store, force=force) as whole:
                 os.replace(folder, whole)
     return len(kept), set_aside
+
+
+def _table_sha256(sites: pd.DataFrame, paths: pd.DataFrame) -> str:
+    return hashlib.sha256(sites.join(paths).to_csv().encode()).hexdigest()
+
+
+def _made_from(
+    plate: "Plate", sites: pd.DataFrame, paths: pd.DataFrame, intensity_range: tuple[float, float] | None
+) -> bool:
+    """Whether a finished plate is what these rows and options would make."""
+    made = plate.provenance[-1]
+    same_range = made["parameters"].get("intensity_range") == (intensity_range and list(intensity_range))
+    return same_range and _table_sha256(sites, paths) in made["inputs"].values()
 
 
 def _write_fields(

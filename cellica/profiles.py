@@ -256,6 +256,11 @@ def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str
         raise InputError(f"none of the {len(finite)} sites has a finite embedding: were the images readable?")
     if not finite.all():
         say(f"{(~finite).sum()} sites have no finite embedding and are left out: {first_few(sites.obs_names[~finite])}")
+    nowhere = sites.obs_names[sites.obs[list(WELL_KEYS)].isna().any(axis=1)]
+    if len(nowhere):
+        raise InputError(
+            f"{len(nowhere)} sites miss one of {', '.join(WELL_KEYS)} ({first_few(nowhere)}): fill it in, or leave them out"
+        )
     obs, groups, varying = collapse(sites.obs[finite], WELL_KEYS)
     for name in sites.obs.columns[sites.obs.columns.str.startswith("intensity_")]:
         obs[name] = sites.obs.loc[finite, name].astype(float).groupby(groups).mean().to_numpy()
@@ -353,7 +358,11 @@ def _concatenate(files: Sequence[PathLike]) -> pd.DataFrame:
 def _feature_names(table: pd.DataFrame, used: set[str], pattern: str | None) -> list[str]:
     numeric = [name for name in table.columns if is_numeric_dtype(table[name]) and not is_bool_dtype(table[name])]
     if pattern is not None:
-        names = [name for name in table.columns if re.search(pattern, name)]
+        try:
+            matches = re.compile(pattern).search
+        except re.error as error:
+            raise InputError(f"features={pattern!r} (--features) is no regular expression: {error}") from error
+        names = [name for name in table.columns if matches(name)]
         bad = [name for name in names if name not in numeric]
         if bad:
             raise InputError(f"features={pattern!r} matches {len(bad)} columns that are not numeric: {first_few(bad)}")

@@ -426,6 +426,11 @@ def _place_wells(table: pd.DataFrame) -> pd.DataFrame:
 
 def _one_row_a_site(images: pd.DataFrame) -> pd.DataFrame:
     keys = list(SITE_KEYS)
+    unnamed = images.index[images["channel"].isna()]
+    if len(unnamed):
+        raise InputError(
+            f"{len(unnamed)} image rows have no channel (rows {first_few(unnamed)}): name it, or leave them out"
+        )
     repeated = images[images.duplicated([*keys, "channel"], keep=False)]
     if len(repeated):
         listed = _ids(repeated, [*keys, "channel"]).unique()

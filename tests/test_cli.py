@@ -1,5 +1,6 @@
 """The command line: the whole way from images to a report, and one clear message at every door."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -53,6 +54,23 @@ def test_several_plates_in_one_file_give_the_same_wells(wells, tmp_path):
     a, b = artifacts.read_adata(wells), artifacts.read_adata(tmp_path / "wells.zarr")
     np.testing.assert_allclose(a.X, b.X, atol=1e-6)
     assert list(a.obs_names) == list(b.obs_names)
+
+
+def test_embed_goes_on_where_it_stopped_and_past_a_plate_that_fails(wells, tmp_path, capsys):
+    stores = sorted((wells.parent / "plates").glob("*.zarr"))
+    broken = tmp_path / "HUVEC-09_1.zarr"
+    shutil.copytree(stores[1], broken)
+    next(path for path in broken.rglob("c/*") if path.parent.name == "c").parent.rename(broken / "lost")
+    words = ("--out", tmp_path / "sites", "--encoder", "camae-mini", "--weights", "random")
+    run("embed", stores[0], *words)
+    before = (tmp_path / "sites" / "HUVEC-01_1.h5ad").stat().st_mtime_ns
+    run("embed", stores[0], broken, stores[2], *words, code=1)
+    told = capsys.readouterr().out
+    assert "1 plates embedded, 1 there already" in told
+    assert "failed: HUVEC-09_1" in told
+    assert (tmp_path / "sites" / "HUVEC-01_1.h5ad").stat().st_mtime_ns == before
+    assert sorted(path.name for path in (tmp_path / "sites").iterdir()) == ["HUVEC-01_1.h5ad", "HUVEC-03_1.h5ad"]
+    run("embed", stores[0], stores[0], *words, code=2)
 
 
 def test_correct_save_apply_evaluate_compare_report(wells, tmp_path, capsys):

@@ -354,3 +354,40 @@ def test_ica_finds_batch_factors_that_are_not_gaussian_and_loses_on_those_that_a
         batch = adata.obsm["factors"][:, adata.uns["cellica"]["simulation"]["roles"] == "batch"]
         found[preset] = matched_correlation(batch, adata.obsm["ica_drop_sources"]).mean()
     assert found["gaussian"] < 0.55 < 0.75 < found["rxrx1-like"]
+
+
+@pytest.mark.parametrize("method", ["combat", "harmony"])
+def test_joint_methods_are_neither_saved_nor_applied_to_other_rows_and_say_what_is_confounded(method, tmp_path):
+    adata = screen()
+    corrector = correct.fit(adata, method)
+    with pytest.raises(InputError, match="nothing to save"):
+        corrector.save(tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="fitted on"):
+        corrector.transform(adata[::-1].copy())
+    assert not corrector.notes
+    adata.obs["perturbation"] = adata.obs["perturbation"] + "@" + adata.obs["experiment"]
+    assert "96 of 96 perturbations lie in one batch only" in correct.fit(adata, method).notes[0]
+
+
+@pytest.mark.parametrize("method", ["ica", "sphere", "tvn", "wccn"])
+def test_identical_wells_are_an_error_not_a_traceback_or_nan(method):
+    adata = screen()
+    adata.X[:] = 3.0
+    with pytest.raises(InputError, match=r"vary|varies|identical"):
+        correct.run(adata, method)
+    with pytest.raises(InputError, match="there is no X to correct: name a representation, of factors"):
+        correct.run(ad.AnnData(obs=adata.obs, obsm={"factors": adata.obsm["factors"]}), method)
+
+
+def test_damaged_corrections_are_named(tmp_path):
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    correct.fit(screen(), "sphere").save(tmp_path / "good.safetensors")
+    with safe_open(tmp_path / "good.safetensors", framework="numpy") as file:
+        arrays, header = {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["cellica"])  # noqa: SIM118
+    for change in ({"transform": {"class": "Popen"}}, {"features": 3}, {"method": "provenance"}, {"anchors": None}):
+        changed = {**header, **change}
+        save_file(arrays, tmp_path / "bad.safetensors", metadata={"cellica": json.dumps(changed)})
+        with pytest.raises(InputError, match=r"damaged correction|not known"):
+            correct.load(tmp_path / "bad.safetensors")

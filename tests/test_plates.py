@@ -320,7 +320,7 @@ def test_a_skipped_plate_whose_sites_changed_is_named_and_force_writes_it_again(
     (path,) = ingest(table.iloc[:1], tmp_path / "out").plates
     report = ingest(table, tmp_path / "out")
     assert report.outdated == [path]
-    assert "1 of these now have other sites in the screen table: 'E-01_1'" in report.summary()
+    assert "1 of these are not what the screen table and options now ask for: 'E-01_1'" in report.summary()
     report = ingest(table, tmp_path / "out", force=True)
     assert (report.skipped, report.outdated, len(Plate(path).sites)) == ([], [], 2)
 
