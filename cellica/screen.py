@@ -55,11 +55,23 @@ def load_table(path: PathLike) -> pd.DataFrame:
     try:
         if file.suffix == ".parquet":
             return pd.read_parquet(file)
-        return pd.read_csv(file, sep="\t" if ".tsv" in file.suffixes else ",", low_memory=False)
+        return _read_csv(file, "\t" if ".tsv" in file.suffixes else ",")
     except Exception as error:
         raise InputError(
             f"{file} cannot be read as a table ({type(error).__name__}: {error}): give a CSV, TSV or parquet file"
         ) from error
+
+
+def _read_csv(file: Path, separator: str) -> pd.DataFrame:
+    """Read a CSV; integers written with leading zeros (plate 01) are names and stay as they are written."""
+    table = pd.read_csv(file, sep=separator, low_memory=False)
+    whole = [i for i, kind in enumerate(table.dtypes) if pd.api.types.is_integer_dtype(kind)]
+    if whole:
+        written = pd.read_csv(file, sep=separator, usecols=whole, dtype=str)
+        for i, name in enumerate(written.columns):
+            if written.iloc[:, i].str.match(r"0\d").any():
+                table[name] = written.iloc[:, i].astype(object)
+    return table
 
 
 def text(column: pd.Series) -> pd.Series:

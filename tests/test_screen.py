@@ -399,3 +399,10 @@ def test_tables_need_none_of_the_heavy_packages():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_leading_zeros_of_a_plate_are_kept_and_numbers_stay_numbers(tmp_path):
+    (tmp_path / "t.csv").write_text("plate,dose,well\n01,1,A1\n02,10,A2\n")
+    table = screen.load_table(tmp_path / "t.csv")
+    assert table["plate"].tolist() == ["01", "02"]
+    assert table["dose"].tolist() == [1, 10]
