@@ -260,8 +260,8 @@ def profiles(
     VarChAMP 14, raw (4 plates)     .26            .15          2.3             29
     CytoSummaryNet stains (4)       .12            .07          11              14
     BBBC021 (10 weeks)              none           .53          11              12
-    ``rxrx1-like``, HUVEC (6)       .17 to .32     .10 to .15   2.2 to 6.2      5.6 to 6.6
-    ``gaussian``, HUVEC (6)         .26            .10          0.7             0.7
+    ``rxrx1-like``, HUVEC (6)       .16 to .27     .10 to .12   2.7 to 4.8      5.1 to 6.3
+    ``gaussian``, HUVEC (6)         .18            .15          0.4             0.8
     ``small`` (4)                   .20 to .32     .12 to .17   3.2 to 7.4      8.3 to 11
     ``hard`` (4)                    none           .25          4.9             11
     ``screen("small")`` (4)         .24 to .36     .25 to .30   2.9 to 3.7      4.3 to 6.1
