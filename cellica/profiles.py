@@ -103,6 +103,11 @@ def read_table(
     table = _concatenate(files)
     used = {name for name in table.columns for spec in columns.values() if spec_uses(spec, name)}
     names = _feature_names(table, used.union(*(join.left for join in joins)), features)
+    texts = _almost_numeric(table, used.union(*(join.left for join in joins)))
+    if texts:
+        say(
+            f"{len(texts)} columns hold numbers and some text, and are kept in obs, not as features: {first_few(texts)}"
+        )
     obs, joined = table.drop(columns=names), []
     for i, join in enumerate(joins):
         later = [*columns.values(), *(key for following in joins[i + 1 :] for key in following.left)]
@@ -110,7 +115,7 @@ def read_table(
         joined.append(report)
     obs = _obs(apply_columns(obs, columns), controls)
     adata, dropped = _adata(table[names], obs)
-    report = {"n_rows": len(table), "n_columns": len(names), **dropped}
+    report = {"n_rows": len(table), "n_columns": len(names), "columns_with_text": _names(texts), **dropped}
     for key in joined[0] if joined else ():
         values = [one[key] for one in joined]
         report[f"join_{key}"] = _names(values) if isinstance(values[0], str) else np.array(values)
@@ -265,7 +270,7 @@ def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str
     for name in sites.obs.columns[sites.obs.columns.str.startswith("intensity_")]:
         obs[name] = sites.obs.loc[finite, name].astype(float).groupby(groups).mean().to_numpy()
     obs = obs.drop(columns=SITE, errors="ignore").assign(n_sites=np.bincount(groups))
-    obs.index = obs_names(obs)
+    obs.index = _unique(obs_names(obs))
     means = {key: _group_means(values[finite], groups) for key, values in arrays.items()}
     adata = ad.AnnData(X=means.pop("X"), obs=obs, var=sites.var.copy(), obsm=means)
     everywhere = obs_names(sites.obs.drop(columns=SITE, errors="ignore")).unique()
@@ -353,6 +358,22 @@ def _concatenate(files: Sequence[PathLike]) -> pd.DataFrame:
         warnings.filterwarnings("ignore", "The behavior of DataFrame concatenation", FutureWarning)
         table = pd.concat([load_table(file) for file in files], ignore_index=True)
     return table.rename(columns=str)
+
+
+def _unique(ids: pd.Index) -> pd.Index:
+    """The ids, or an error where different rows read the same, as experiment E_1, plate 1 and experiment E, plate 1_1 do."""
+    if ids.has_duplicates:
+        raise InputError(
+            f"rows of different experiment, plate or well have one id ({first_few(ids[ids.duplicated()].unique())}): rename "
+            "the experiments or plates so that ids joined by '_' differ"
+        )
+    return ids
+
+
+def _almost_numeric(table: pd.DataFrame, used: set[str]) -> list[str]:
+    """Columns of text that hold numbers in most rows: features that a few cells of text keep out."""
+    words = [n for n in table.columns if n not in used and not is_numeric_dtype(table[n]) and n not in OBS_COLUMNS]
+    return [n for n in words if pd.to_numeric(table[n], errors="coerce").notna().mean() > 0.5 and "Metadata" not in n]
 
 
 def _feature_names(table: pd.DataFrame, used: set[str], pattern: str | None) -> list[str]:
@@ -461,7 +482,7 @@ def _obs(table: pd.DataFrame, controls: Sequence[str]) -> pd.DataFrame:
     if WELL in obs and not obs[WELL].isin(_NO_WELL).all() and obs[WELL].notna().any():
         keys = [key for key in SITE_KEYS if key in obs]
         validate(obs, keys)
-        obs.index = obs_names(obs)
+        obs.index = _unique(obs_names(obs))
     else:
         obs = obs.drop(columns=WELL, errors="ignore")
         obs[PROFILE_NUMBER] = obs.groupby([EXPERIMENT, PLATE], dropna=False).cumcount() + 1

@@ -541,3 +541,14 @@ def test_consensus_asks_for_what_is_not_there():
     wells.obs["perturbation"] = None
     with pytest.raises(InputError, match="no profile has a value in each of perturbation"):
         profiles.consensus(wells)
+
+
+def test_ids_that_collide_are_refused_and_a_feature_with_text_in_it_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("experiment,plate,well,f_1,f_2\nE,1_1,A01,1.5,2.5\nE_1,1,A01,2.5,3.5\n")
+    with pytest.raises(InputError, match=r"have one id \('E_1_1_A01'\): rename"):
+        profiles.read_table(tmp_path / "t.csv")
+    rows = "".join(f"E,1,A0{i},{i}.5,{'oops' if i == 2 else i},{i * i}.5\n" for i in range(1, 5))
+    (tmp_path / "u.csv").write_text("experiment,plate,well,f_1,f_2,f_3\n" + rows)
+    adata = profiles.read_table(tmp_path / "u.csv")
+    assert list(adata.var_names) == ["f_1", "f_3"]
+    assert adata.uns["cellica"]["import"]["columns_with_text"].tolist() == ["f_2"]
