@@ -6,7 +6,6 @@ with one shared patch embedding, so an image may have any channels, in any order
 
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import re
@@ -18,37 +17,16 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from cellica import artifacts, images, progress
+from cellica.camae import CAMAE, Geometry, initialise
+from cellica.checkpoints import PREFIX, differences, fill, read_checkpoint, read_geometry
 from cellica.plates import Plate
 from cellica.schema import InputError, PlateError, WeightsError, first_few
 
-BIAS_ORDERS = ("shifted", "aligned")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PREFIX = "encoder.vit_backbone."
-EPS = 1e-6
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # one 6-channel S/16 crop at a time is fastest on a CPU
-
-
-@dataclasses.dataclass(frozen=True)
-class Geometry:
-    """Shape of a CA-MAE encoder, in the words of its ``config.json``.
-
-    ``bias_order`` says where a block adds ``mlp_bias`` (4D) to the joint projection [mlp 4D, q D, k D, v D]: "aligned"
-    to the MLP part; "shifted" to the last 4D entries (the last D MLP units, then q, k and v), as timm did before
-    1.0.25, with which OpenPhenom and its published embeddings were made. A checkpoint that records none is "shifted".
-    """
-
-    img_size: int
-    patch_size: int
-    embed_dim: int
-    depth: int
-    num_heads: int
-    max_in_chans: int = 11
-    bias_order: str = "shifted"
 
 
 NAMED = {
@@ -66,120 +44,6 @@ OPENPHENOM_RELEASES = {
     "f6e5f1c97101331b1574c9e4b99623260191c55eea5d98e40460849c0e4c4d47": "OpenPhenom 575dbd0",
     "e1f1ad069f4478524c55525ed4c19f9eb82b0ea9a44995c87b312991f9ad9473": "OpenPhenom 7133893",
 }
-
-
-# ---------------------------------------------------------------------------------------------- the CA-MAE encoder
-
-
-class ParallelBlock(nn.Module):
-    """Attention and MLP side by side on one joint projection (Dehghani et al., arXiv 2302.05442, section 2.1)."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        """Weights as torch draws them, LayerScale 1."""
-        super().__init__()
-        width, self.heads = geometry.embed_dim, geometry.num_heads
-        self.widths = (4 * width, width, width, width)
-        self.shifted = geometry.bias_order == "shifted"
-        self.in_norm = nn.LayerNorm(width, eps=EPS)
-        self.in_proj = nn.Linear(width, 7 * width, bias=False)
-        self.mlp_bias = nn.Parameter(torch.zeros(4 * width))
-        self.q_norm = nn.LayerNorm(width // self.heads, eps=EPS)
-        self.k_norm = nn.LayerNorm(width // self.heads, eps=EPS)
-        self.attn_out_proj = nn.Linear(width, width)
-        self.mlp_out_proj = nn.Linear(4 * width, width)
-        self.ls = nn.ParameterDict({"gamma": torch.ones(width)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (N, T, D) to tokens (N, T, D)."""
-        nothing = self.mlp_bias.new_zeros(sum(self.widths) - len(self.mlp_bias))
-        bias = torch.cat([nothing, self.mlp_bias] if self.shifted else [self.mlp_bias, nothing])
-        mlp, q, k, v = F.linear(self.in_norm(x), self.in_proj.weight, bias).split(self.widths, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
-        attention = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v).transpose(1, 2).flatten(2)
-        return x + self.ls["gamma"] * (self.attn_out_proj(attention) + self.mlp_out_proj(F.gelu(mlp)))
-
-
-class PatchEmbedding(nn.Module):
-    """One projection of patches, shared by all channels; a convolution by name, computed as a matrix product."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        """Weights as torch draws them."""
-        super().__init__()
-        size = geometry.patch_size
-        self.proj = nn.Conv2d(1, geometry.embed_dim, kernel_size=size, stride=size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (N, C, Y, X) to tokens (N, C * L * L, D), channel by channel and row by row."""
-        size = self.proj.kernel_size[0]
-        patches = x.unflatten(3, (-1, size)).unflatten(2, (-1, size)).transpose(3, 4).flatten(4)
-        return F.linear(patches.flatten(1, 3), self.proj.weight.flatten(1), self.proj.bias)
-
-
-class CAMAE(nn.Module):
-    """Encoder of a channel-agnostic masked autoencoder; parameter names as in its checkpoints.
-
-    ``fc_norm`` is stored with the weights but takes no part in an embedding.
-    """
-
-    def __init__(self, geometry: Geometry) -> None:
-        """Weights as torch draws them; see `initialise`."""
-        super().__init__()
-        self.geometry = geometry
-        self.n_features, self.img_size = geometry.embed_dim, geometry.img_size
-        self.max_channels: int | None = geometry.max_in_chans
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, geometry.embed_dim))
-        self.pos_embed = nn.Parameter(positions(geometry), requires_grad=False)
-        self.patch_embed = PatchEmbedding(geometry)
-        self.blocks = nn.ModuleList(ParallelBlock(geometry) for _ in range(geometry.depth))
-        self.fc_norm = nn.LayerNorm(geometry.embed_dim, eps=EPS)
-
-    def tokens(self, images: Tensor) -> Tensor:
-        """Patch tokens with their positions: uint8 (N, C, Y, X) to (N, C * L * L, D)."""
-        tokens = self.patch_embed(normalise(images))
-        return tokens + self.pos_embed[:, 1 : 1 + tokens.shape[1]]
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Class token (N, D) and the mean token of each channel (N, C, D)."""
-        tokens = self.tokens(images)
-        first = (self.cls_token + self.pos_embed[:, :1]).expand(len(images), -1, -1)
-        x = torch.cat([first, tokens], dim=1)
-        for block in self.blocks:
-            x = block(x)
-        return x[:, 0], x[:, 1:].unflatten(1, (images.shape[1], -1)).mean(dim=2)
-
-
-def normalise(images: Tensor) -> Tensor:
-    """Instance normalisation of uint8 images, per image and channel, to float32; a constant channel gives zeros."""
-    x = images.float()
-    x = (x - x.mean(dim=(2, 3), keepdim=True, dtype=torch.float64).float()) / 255
-    return x * torch.rsqrt(x.square().mean(dim=(2, 3), keepdim=True) + 1e-5)
-
-
-def positions(geometry: Geometry) -> Tensor:
-    """Sine-cosine position of each patch, the same for every channel, zeros for the class token: (1, 1 + C L L, D)."""
-    length = geometry.img_size // geometry.patch_size
-    quarter = geometry.embed_dim // 4
-    frequency = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-    wave = torch.cat([angle.sin(), angle.cos()], dim=1)
-    grid = torch.cat([wave.repeat_interleave(length, dim=0), wave.repeat(length, 1)], dim=1)
-    rows = torch.cat([torch.zeros(1, grid.shape[1], dtype=grid.dtype), grid.repeat(geometry.max_in_chans, 1)])
-    return rows[None].float()
-
-
-def initialise(model: CAMAE) -> None:
-    """Draw fresh weights: truncated normal of standard deviation 1/sqrt(fan in), no biases, LayerScale 1.
-
-    LayerScale starts at 1, not near 0 as is usual for training, so that the blocks of an untrained encoder do
-    something: the mean of instance-normalised patches alone says little.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            std = module.weight[0].numel() ** -0.5
-            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    nn.init.trunc_normal_(model.cls_token, std=0.02)
 
 
 # ---------------------------------------------------------------------------------------------- timm's models
@@ -399,10 +263,10 @@ def _camae(name: str, weights: artifacts.PathLike) -> CAMAE:
     tensors, config = read_checkpoint(weights, prefix="encoder.")
     geometry = read_geometry(tensors, config, weights)
     if name in NAMED and geometry != NAMED[name]:
-        differences = _differences(dataclasses.asdict(geometry), dataclasses.asdict(NAMED[name]))
-        raise WeightsError(f"{weights} is not {name}: {differences}; load it as 'camae'")
+        wrong = differences(dataclasses.asdict(geometry), dataclasses.asdict(NAMED[name]))
+        raise WeightsError(f"{weights} is not {name}: {wrong}; load it as 'camae'")
     model = CAMAE(geometry)
-    _fill(model, tensors, weights, PREFIX)
+    fill(model, tensors, weights, PREFIX)
     return model
 
 
@@ -421,111 +285,8 @@ def _timm(name: str, weights: artifacts.PathLike) -> TimmChannels:
         tensors, _ = read_checkpoint(weights)
         classifier = model.pretrained_cfg.get("classifier") or ()
         heads = tuple(f"{head}." for head in ([classifier] if isinstance(classifier, str) else classifier))
-        _fill(model, {key: tensor for key, tensor in tensors.items() if not key.startswith(heads)}, weights)
+        fill(model, {key: tensor for key, tensor in tensors.items() if not key.startswith(heads)}, weights)
     return TimmChannels(model, timm.data.resolve_model_data_config(model))
-
-
-def read_checkpoint(path: artifacts.PathLike, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors under ``prefix``, and the configuration.
-
-    Parameters
-    ----------
-    path
-        safetensors, or a pickle of a state dict or of ``{"state_dict": ...}``; the first bytes tell. Pickles are read
-        with ``weights_only=True``.
-
-    Returns
-    -------
-    The tensors by name, and the JSON under "config" in the file's metadata, else in ``config.json`` beside it, else {}.
-
-    Raises
-    ------
-    WeightsError, MissingFileError
-        The file is neither, is damaged or holds more than tensors; it is not there.
-    """
-    path = artifacts.require_file(path, "weights")
-    try:
-        with path.open("rb") as stream:
-            start = stream.read(9)
-        if start[8:] == b"{":
-            with safe_open(path, framework="pt") as archive:
-                tensors = {key: archive.get_tensor(key) for key in archive.keys() if key.startswith(prefix)}  # noqa: SIM118
-                recorded = (archive.metadata() or {}).get("config")
-        elif start.startswith((b"PK", b"\x80")):
-            with path.open("rb") as stream:  # given a path, torch goes by the name's ending
-                state = torch.load(stream, map_location="cpu", weights_only=True)
-            state = state.get("state_dict", state)
-            tensors = {k: v for k, v in state.items() if isinstance(v, Tensor) and k.startswith(prefix)}
-            recorded = None
-        else:
-            raise WeightsError(f"{path} is neither safetensors nor a pickle of torch: it starts with {start!r}")
-        beside = path.with_name("config.json")
-        if recorded is None and beside.is_file():
-            recorded = beside.read_text(encoding="utf-8")
-        return tensors, json.loads(recorded or "{}")
-    except WeightsError:
-        raise
-    except Exception as error:
-        raise WeightsError(f"{path} cannot be read as weights ({type(error).__name__}: {error})") from error
-
-
-def read_geometry(tensors: Mapping[str, Tensor], config: Mapping[str, Any], file: artifacts.PathLike) -> Geometry:
-    """Geometry of a CA-MAE encoder from the shapes of its tensors.
-
-    The configuration says what shapes cannot: ``max_in_chans`` (else 11) and ``bias_order`` (else "shifted").
-
-    Raises
-    ------
-    WeightsError
-        Tensors that tell the shape are missing, or the configuration contradicts them.
-    """
-    shapes = {key.removeprefix(PREFIX): tensor.shape for key, tensor in tensors.items()}
-    telling = ("cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.0.q_norm.weight")
-    missing = [PREFIX + key for key in telling if key not in shapes]
-    if missing:
-        raise WeightsError(f"{file} is no CA-MAE encoder: it has no {', '.join(missing)}")
-    cls_token, position, patch, q_norm = (shapes[key] for key in telling)
-    max_in_chans, n_positions = config.get("max_in_chans", 11), position[1] - 1
-    length = math.isqrt(n_positions // max_in_chans)
-    if n_positions != max_in_chans * length**2:
-        raise WeightsError(
-            f"{file}: {n_positions} positions are not {max_in_chans} channels of a square: "
-            "put the right max_in_chans into the config.json beside it"
-        )
-    geometry = Geometry(
-        img_size=length * patch[-1],
-        patch_size=patch[-1],
-        embed_dim=cls_token[-1],
-        depth=len({key.split(".")[1] for key in shapes if key.startswith("blocks.")}),
-        num_heads=cls_token[-1] // q_norm[0],
-        max_in_chans=max_in_chans,
-        bias_order=config.get("bias_order", "shifted"),
-    )
-    differences = _differences(dataclasses.asdict(geometry), config)
-    if differences:
-        raise WeightsError(f"{file} and its configuration disagree: {differences}")
-    if geometry.bias_order not in BIAS_ORDERS:
-        raise WeightsError(f"{file}: bias_order {geometry.bias_order!r} is not one of {', '.join(BIAS_ORDERS)}")
-    return geometry
-
-
-def _differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    keys = [key for key in found if key in expected and found[key] != expected[key]]
-    return ", ".join(f"{key} {found[key]!r} where {expected[key]!r} is expected" for key in keys)
-
-
-def _fill(model: nn.Module, tensors: Mapping[str, Tensor], file: artifacts.PathLike, prefix: str = "") -> None:
-    expected = {prefix + key: tensor for key, tensor in model.state_dict().items()}
-    common = sorted(expected.keys() & tensors.keys())
-    faults = {
-        "missing": sorted(expected.keys() - tensors.keys()),
-        "unexpected": sorted(tensors.keys() - expected.keys()),
-        "of another shape": [key for key in common if tensors[key].shape != expected[key].shape],
-    }
-    told = "; ".join(f"{len(keys)} {fault}: {first_few(keys)}" for fault, keys in faults.items() if keys)
-    if told:
-        raise WeightsError(f"{file} does not fit the encoder; tensors {told}")
-    model.load_state_dict({key.removeprefix(prefix): tensor for key, tensor in tensors.items()})
 
 
 # ---------------------------------------------------------------------------------------------- plates

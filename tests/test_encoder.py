@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from cellica import artifacts, encoder, images, plates
+from cellica import artifacts, camae, checkpoints, encoder, images, plates
 from cellica.schema import InputError, MissingFileError, PlateError, WeightsError
 
-TINY = encoder.Geometry(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, max_in_chans=6)
+TINY = camae.Geometry(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, max_in_chans=6)
 
 
 def random_images(n, channels, size, seed=0):
@@ -28,9 +28,11 @@ def random_images(n, channels, size, seed=0):
 def tiny_state(geometry=TINY):
     """State dict of a tiny checkpoint whose every tensor is random: biases, norms and LayerScale too."""
     generator = torch.Generator().manual_seed(0)
-    model = encoder.CAMAE(geometry)
-    state = {encoder.PREFIX + k: torch.randn(v.shape, generator=generator) / 4 for k, v in model.state_dict().items()}
-    state[encoder.PREFIX + "pos_embed"] = model.pos_embed.data
+    model = camae.CAMAE(geometry)
+    state = {
+        checkpoints.PREFIX + k: torch.randn(v.shape, generator=generator) / 4 for k, v in model.state_dict().items()
+    }
+    state[checkpoints.PREFIX + "pos_embed"] = model.pos_embed.data
     return {**state, "decoder.mask_token": torch.zeros(1, 1, 16), "encoder_decoder_proj.bias": torch.zeros(16)}
 
 
@@ -88,8 +90,8 @@ def test_geometry_is_read_from_shapes_and_config(reference, reference_encoder):
 
 
 def test_positions_equal_the_stored_ones(reference):
-    stored = load_file(reference[0] / "model.safetensors")[encoder.PREFIX + "pos_embed"]
-    made = encoder.positions(encoder.Geometry(64, 16, 48, 3, 3))
+    stored = load_file(reference[0] / "model.safetensors")[checkpoints.PREFIX + "pos_embed"]
+    made = camae.positions(camae.Geometry(64, 16, 48, 3, 3))
     torch.testing.assert_close(made, stored, rtol=0, atol=1e-6)
 
 
@@ -116,8 +118,8 @@ def test_block_equals_timms(tiny):
     x = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
     order = "aligned" if tuple(map(int, version("timm").split(".")[:3])) >= (1, 0, 25) else "shifted"
     outputs = {}
-    for name in encoder.BIAS_ORDERS:
-        ours = encoder.ParallelBlock(dataclasses.replace(TINY, bias_order=name))
+    for name in camae.BIAS_ORDERS:
+        ours = camae.ParallelBlock(dataclasses.replace(TINY, bias_order=name))
         ours.load_state_dict(block.state_dict())
         outputs[name] = ours(x)
     torch.testing.assert_close(outputs[order], theirs(x), rtol=1e-5, atol=1e-5)
@@ -148,14 +150,14 @@ def test_images_are_embedded_one_by_one_and_channels_in_any_order(tiny, n, chann
 def test_normalise_equals_instance_norm():
     images = torch.from_numpy(random_images(2, 3, 17))
     expected = torch.nn.functional.instance_norm(images.float() / 255, eps=1e-5)
-    torch.testing.assert_close(encoder.normalise(images), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(camae.normalise(images), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [0, 1, 200, 255])
 def test_constant_channel_gives_zeros(tiny, value):
     images = random_images(1, 3, 32)
     images[:, 1] = value
-    assert not encoder.normalise(torch.from_numpy(images))[:, 1].any()
+    assert not camae.normalise(torch.from_numpy(images))[:, 1].any()
     embedding = tiny.channelwise(images)
     images[:, 1] = 7
     assert torch.isfinite(embedding).all()
@@ -480,7 +482,7 @@ def test_field_is_the_mean_of_its_crops(tiny, tmp_path, chunk_size):
 
 
 def test_field_of_512_pixels_is_the_mean_of_four_crops_of_256(tmp_path):
-    geometry = encoder.Geometry(img_size=256, patch_size=64, embed_dim=16, depth=1, num_heads=2, max_in_chans=6)
+    geometry = camae.Geometry(img_size=256, patch_size=64, embed_dim=16, depth=1, num_heads=2, max_in_chans=6)
     model = encoder.load("camae", write_tiny(tmp_path, tiny_state(geometry)), device="cpu")
     pixels = random_images(2, 3, 512)
     adata = encoder.embed(StubPlate(pixels, tmp_path / "p.zarr"), model)
