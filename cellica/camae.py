@@ -52,12 +52,15 @@ class ParallelBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (N, T, D) to tokens (N, T, D)."""
-        nothing = self.mlp_bias.new_zeros(sum(self.widths) - len(self.mlp_bias))
-        bias = torch.cat([nothing, self.mlp_bias] if self.shifted else [self.mlp_bias, nothing])
-        mlp, q, k, v = F.linear(self.in_norm(x), self.in_proj.weight, bias).split(self.widths, dim=-1)
+        mlp, q, k, v = F.linear(self.in_norm(x), self.in_proj.weight, self.joint_bias()).split(self.widths, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         attention = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v).transpose(1, 2).flatten(2)
         return x + self.ls["gamma"] * (self.attn_out_proj(attention) + self.mlp_out_proj(F.gelu(mlp)))
+
+    def joint_bias(self) -> Tensor:
+        """``mlp_bias`` and zeros (7D), in the order that the geometry names: what the joint projection adds."""
+        nothing = self.mlp_bias.new_zeros(sum(self.widths) - len(self.mlp_bias))
+        return torch.cat([nothing, self.mlp_bias] if self.shifted else [self.mlp_bias, nothing])
 
 
 class PatchEmbedding(nn.Module):

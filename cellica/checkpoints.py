@@ -7,9 +7,11 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -62,6 +64,22 @@ def read_checkpoint(path: artifacts.PathLike, prefix: str = "") -> tuple[dict[st
         raise
     except Exception as error:
         raise WeightsError(f"{path} cannot be read as weights ({type(error).__name__}: {error})") from error
+
+
+def cached(repository: str) -> Path | None:
+    """Weights of a Hugging Face repository in the local cache: those of its main revision, else the newest there.
+
+    Asks no server. The cache is where ``HF_HOME`` or ``HF_HUB_CACHE`` say.
+    """
+    for file in ("model.safetensors", "pytorch_model.bin"):
+        found = try_to_load_from_cache(repository, file)
+        if isinstance(found, str):
+            return Path(found)
+        folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots"
+        others = sorted(folder.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime)
+        if others:
+            return others[-1]
+    return None
 
 
 def read_geometry(tensors: Mapping[str, Tensor], config: Mapping[str, Any], file: artifacts.PathLike) -> Geometry:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from cellica import __version__, progress
-from cellica.schema import CellicaError, InputError, first_few
+from cellica.schema import CellicaError, InputError, OutputBusyError, first_few
 
 app = typer.Typer(
     help="Microscopy screens made comparable across experiments: plates to embeddings to corrected, scored profiles.",
@@ -79,6 +79,45 @@ def demo(
     _print(f"report: {report}")
 
 
+@app.command(epilog="Example: cellica fetch openphenom weights/ --accept-license")
+def fetch(
+    dataset: Annotated[str | None, typer.Argument(help="Data set (see --list), or an own manifest FILE.toml.")] = None,
+    out_dir: Annotated[Path | None, typer.Argument(metavar="DIR", help="Folder to fetch into.")] = None,
+    file: Annotated[
+        list[str] | None, typer.Option("--file", help="Only this file, or files such as 'data/*'; repeatable.")
+    ] = None,
+    accept_license: Annotated[
+        bool, typer.Option("--accept-license", help="Accept terms that allow no commercial use.")
+    ] = False,
+    unpack: Annotated[bool, typer.Option("--unpack", help="Also unpack zip archives, into DIR.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be fetched.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the data sets, or the files of DATASET.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again a file that is not as it should be.")] = False,
+) -> None:
+    """Fetch a public data set or weights: verified, and resumed where an earlier run stopped."""
+    from cellica import fetch as fetching
+    from cellica import manifests
+
+    if list_:
+        for name in [dataset] if dataset else manifests.names():
+            manifest = manifests.read_manifest(name)
+            _print(f"{manifest.name}: {manifest.title}")
+            _print(f"  {fetching.in_words(manifest.size)}; {manifest.licence}, {manifest.licence_url}")
+            for entry in manifest.files if dataset else ():
+                _print(f"  {entry.path} ({fetching.size_in_words(entry)}): {entry.purpose}")
+        return
+    if dataset is None or out_dir is None:
+        raise InputError(f"name a data set ({', '.join(manifests.names())}, or FILE.toml) and a folder to fetch into")
+    outcomes = fetching.fetch(
+        dataset, out_dir, file, accept_license=accept_license, unpack=unpack, force=force, dry_run=dry_run
+    )
+    for one in outcomes:
+        note = f", {one.note}" if one.note else ""
+        _print(f"{one.target} ({fetching.size_in_words(one.file)}): {one.status}{note}")
+    if any(one.status == "failed" for one in outcomes):
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: cellica ingest rxrx1 rxrx1/ plates/ --experiment HUVEC-01 --plate 1")
 def ingest(
     kind: Annotated[Kind, typer.Argument(help="Layout of the source.")],
@@ -90,48 +129,106 @@ def ingest(
     ] = None,
     experiment: Annotated[list[str] | None, typer.Option("--experiment", help="Only this one; repeatable.")] = None,
     plate: Annotated[list[str] | None, typer.Option("--plate", help="Only this one; repeatable.")] = None,
+    control: Controls = None,
     intensity_range: Annotated[
         tuple[float, float] | None,
         typer.Option("--intensity-range", help="LOW HIGH of 16-bit images, which become 0 and 255."),
     ] = None,
+    intensity_percentiles: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            "--intensity-percentiles", help="Instead: percentiles LOW HIGH of each plate and channel, as in 0.1 99.9."
+        ),
+    ] = None,
+    intensity_from: Annotated[
+        str, typer.Option("--intensity-from", help="Wells that give the percentiles: all, or negative controls.")
+    ] = "all",
+    z: Annotated[
+        str | None, typer.Option("--z", help="Of z-stacks: max, mean, or the number of a plane from 0.")
+    ] = None,
+    t: Annotated[
+        int | None, typer.Option("--t", min=0, help="Of time series: the number of a time point from 0.")
+    ] = None,
+    pixel_size: Annotated[float | None, typer.Option("--pixel-size", help="Side of a pixel in micrometres.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 where anything was set aside.")] = False,
     force: Force = False,
 ) -> None:
     """Write the images of a screen to OME-Zarr plates, and list every site that was set aside and why."""
-    from cellica import plates, screen
+    from cellica import plates, screen, shards
 
+    planes: int | str | None = int(z) if z and z.isdigit() else z
+    for option, given, fits in (
+        ("--column", column, kind is Kind.TABLE),
+        ("--control", control, kind is Kind.TABLE),
+        ("--metadata", metadata, kind is not Kind.TABLE),
+    ):
+        if given and not fits:
+            raise InputError(f"{option} is not for 'ingest {kind.value}': see cellica ingest --help")
     if kind is Kind.TABLE:
-        table = screen.read_table(source, columns=_pairs(column))
+        table = screen.read_table(source, _pairs(column), controls=control or (), z=planes, t=t)
     else:
-        read = screen.read_rxrx1 if kind is Kind.RXRX1 else screen.read_rxrx3_core
-        table = read(source, metadata)
-    for key, wanted in (("experiment", experiment), ("plate", plate)):
-        table = _only(table, key, wanted)
-    report = plates.ingest(table, out_dir, intensity_range=intensity_range, force=force)
+        table = (screen.read_rxrx1 if kind is Kind.RXRX1 else screen.read_rxrx3_core)(source, metadata)
+    wanted = _only(_only(table, "experiment", experiment), "plate", plate)
+    rules: dict[str, Any] = {"intensity_range": intensity_range, "pixel_size": pixel_size, "force": force}
+    if kind is Kind.RXRX3_CORE and not any(str(name).startswith(screen.PATH) for name in table):
+        if intensity_percentiles or z or t is not None:
+            raise InputError("images in parquet shards are single planes of 8 bits: leave out percentiles, --z and --t")
+        names = {f"{one}_{other}" for one, other in zip(wanted["experiment"], wanted["plate"])}
+        report = shards.ingest(table, source, out_dir, plates=names if len(wanted) < len(table) else None, **rules)
+    else:
+        rules |= {"intensity_percentiles": intensity_percentiles, "intensity_from": intensity_from, "z": planes, "t": t}
+        report = plates.ingest(wanted, out_dir, **rules, count_unlisted=kind is not Kind.TABLE)
     _print(report.summary())
     if len(report.set_aside):
         _print(f"what was set aside, and why: {out_dir / 'set_aside.csv'}")
     if len(report.set_aside) or report.outdated:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if strict else 1)
 
 
 @app.command(
     epilog="Example: cellica embed plates/HUVEC-01_1.zarr --out sites/HUVEC-01_1.h5ad --encoder openphenom --weights model.safetensors"
 )
 def embed(
-    plate: Annotated[list[Path], typer.Argument(help="Plates (OME-Zarr stores).")],
+    plate: Annotated[list[Path], typer.Argument(help="Plates (OME-Zarr stores), of cellica or of other tools.")],
     out: Annotated[
         Path, typer.Option("--out", help="Site embeddings: a .h5ad or .zarr file, or a folder for one file a plate.")
     ],
     encoder: Annotated[str, typer.Option("--encoder", help="openphenom, camae-mini, camae, or timm/NAME.")],
-    weights: Annotated[str | None, typer.Option("--weights", help="Checkpoint file, or 'random'.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="File, its folder, or 'random'. [default: from the Hugging Face cache]"),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
-    chunk_size: Annotated[int, typer.Option("--chunk-size", min=1, help="Fields embedded together.")] = 8,
+    channels: Annotated[str, typer.Option("--channels", help="mean over channels, or concat.")] = "mean",
+    chunk_size: Annotated[
+        int | None,
+        typer.Option("--chunk-size", min=1, help="Fields embedded together. [default: what the device takes]"),
+    ] = None,
+    nuclei: Annotated[
+        str | None, typer.Option("--nuclei", help="Channel in which cells are counted. [default: the first]")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", help="Published embeddings of the same wells to compare with.")
+    ] = None,
+    layout: Annotated[
+        Path | None, typer.Option("--layout", help="Plate map that adds columns to the sites of the plates.")
+    ] = None,
+    intensity_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option("--intensity-range", help="LOW HIGH of other tools' 16-bit plates, which become 0 and 255."),
+    ] = None,
+    z: Annotated[
+        str | None, typer.Option("--z", help="Of other tools' z-stacks: max, mean, or the number of a plane from 0.")
+    ] = None,
+    t: Annotated[
+        int | None, typer.Option("--t", min=0, help="Of other tools' time series: the number of a time point from 0.")
+    ] = None,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
-    """Embed every site of the plates."""
-    from cellica import artifacts, plates, profiles
+    """Embed every site of the plates; the same command goes on with a run that was stopped."""
+    from cellica import artifacts, parts, plates, profiles
     from cellica import encoder as encoders
 
     single = out.suffix in artifacts.SUFFIXES
@@ -144,28 +241,85 @@ def embed(
         raise InputError(
             f"two plates of one name would be written to one file in {out}: embed them into separate folders"
         )
-    stores = [plates.Plate(store) for store in plate]
-    model = encoders.load(encoder, weights, device=device, dtype=dtype, random_state=random_state)
-    if single:
-        sites = profiles.join([encoders.embed(store, model, chunk_size=chunk_size) for store in stores])
-        artifacts.write_adata(sites, out, force=force)
-        _print(f"{sites.n_obs} sites of {len(stores)} plates embedded: {out}")
-        return
-    failed, skipped = [], 0
-    for store, target in zip(stores, targets):
-        if target.exists() and not force:
-            progress.say(f"{target} is there already and was skipped (--force writes it again)")
-            skipped += 1
-            continue
+    planes: int | str | None = int(z) if z and z.isdigit() else z
+    stores = [plates.Plate(path, layout=layout, intensity_range=intensity_range, z=planes, t=t) for path in plate]
+    model = encoders.load(encoder, weights, device=device, dtype=dtype, channels=channels, random_state=random_state)
+    published = encoders.read_published(verify) if verify else None
+    if published:
+        for store in stores:
+            published.check(store.sites, model.n_features * (len(store.channels) if channels == "concat" else 1))
+
+    failed, unlike, skipped = [], 0, 0
+    for target, group in [(out, stores)] if single else zip(targets, ([store] for store in stores)):
         try:
-            artifacts.write_adata(encoders.embed(store, model, chunk_size=chunk_size), target, force=force)
+            with parts.claimed(target) as folder:
+                if target.exists() and not (single or force):
+                    progress.say(f"{target} is there already and was skipped (--force writes it again)")
+                    skipped += 1
+                    continue
+                embedded = [
+                    encoders.embed(store, model, chunk_size=chunk_size, parts=folder / store.name, nuclei=nuclei)
+                    for store in group
+                ]
+                sites = profiles.join(embedded) if single else embedded[0]
+                if published:
+                    verification = encoders.verify(sites, published)
+                    unlike += not verification.agrees
+                    _print(verification.summary())
+                artifacts.write_adata(sites, target, force=force)
+        except OutputBusyError:
+            raise
         except CellicaError as error:
+            if single:
+                raise
             failed.append(f"{target.stem}: {error}")
-    _print(f"{len(stores) - skipped - len(failed)} plates embedded, {skipped} there already: {out}")
+    if single:
+        _print(f"{sites.n_obs} sites of {len(stores)} plates embedded: {out}")
+    else:
+        _print(f"{len(stores) - skipped - len(failed)} plates embedded, {skipped} there already: {out}")
     for text in failed:
         _print(f"failed: {text}")
-    if failed:
+    incomplete = [store for store in stores if not store.ours and len(store.set_aside)]
+    for store in incomplete:
+        reasons = first_few(store.set_aside["reason"].str.split(":").str[0].unique())
+        _print(f"{store.path}: {len(store.set_aside)} wells or fields set aside ({reasons})")
+    if failed or unlike or incomplete:
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: cellica pretrain plates/*.zarr --out model.safetensors --steps 2000")
+def pretrain(
+    plate: Annotated[list[Path], typer.Argument(help="Plates (OME-Zarr stores), of one number of channels.")],
+    out: Annotated[Path, typer.Option("--out", help="The model (.safetensors); .csv and .png are written beside it.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimiser.")],
+    geometry: Annotated[str, typer.Option("--geometry", help="openphenom or camae-mini.")] = "camae-mini",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Crops a step.")] = 64,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", help="The highest, for batches of that size.")
+    ] = 1e-4,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
+    checkpoint_minutes: Annotated[
+        float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints.")
+    ] = 5.0,
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Train a channel-agnostic masked autoencoder on plates; the same command goes on with a run that was stopped."""
+    from cellica import pretrain as training
+
+    settings = training.Settings(
+        steps=steps, batch_size=batch_size, learning_rate=learning_rate, dtype=dtype, random_state=random_state
+    )
+    curve = training.run(
+        plate, out, settings, geometry=geometry, device=device, checkpoint_minutes=checkpoint_minutes, force=force
+    )
+    last = curve.iloc[-1]
+    _print(
+        f"{steps} steps, mean squared error {last['mse']:.4f}, held out {last['held_out_mse']:.4f} (1: nothing learned): {out}"
+    )
+    _print(f"loss curve: {out.with_suffix('.csv')}")
+    _print(f"painted crops: {out.with_suffix('.png')}")
 
 
 @app.command(
@@ -235,6 +389,7 @@ def profile(
 
 @app.command(epilog="Example: cellica correct wells.h5ad --out corrected.h5ad --method ica --method center+sphere")
 def correct(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="IN", help="Wells.")],
     out: Annotated[Path, typer.Option("--out", help="The same wells with corrections in obsm.")],
     method: Annotated[list[str] | None, typer.Option("--method", help="NAME, or NAME+NAME; repeatable.")] = None,
@@ -248,9 +403,17 @@ def correct(
     ridge: Annotated[
         float | None, typer.Option("--ridge", min=0, help="Ridge, as a multiple of the mean variance.")
     ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Choose the ridge by replicates in batches that are left out in turn.")
+    ] = False,
+    mixed: Annotated[
+        str | None,
+        typer.Option("--mixed", help="Components of batch and biology: keep, remove or regress. [default: keep]"),
+    ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Keep the fitted correction in this file.")] = None,
     apply: Annotated[
-        Path | None, typer.Option("--apply", help="Apply a saved correction instead of fitting one.")
+        Path | None,
+        typer.Option("--apply", help="Apply a saved correction instead; it knows its options, so give no others."),
     ] = None,
     force: Force = False,
     random_state: Seed = 0,
@@ -270,8 +433,14 @@ def correct(
     artifacts.check_adata_name(out, force=force)
     if save:
         artifacts.refuse_existing(save, force=force)
+    if apply:
+        _refuse_beside(
+            context, "--apply", "keeps these as they were in its fit", ("file", "out", "rep", "apply", "force")
+        )
     options: dict[str, Any] = {
-        key: value for key, value in (("n_components", n_components), ("ridge", ridge)) if value is not None
+        key: value
+        for key, value in (("n_components", n_components), ("ridge", ridge), ("mixed", mixed))
+        if value is not None
     }
     for name in method or ():
         corrections.parse(name, options)
@@ -286,7 +455,9 @@ def correct(
     else:
         done = list(method or ())
         for name in progress.track(done, "correct"):
-            corrections.run(adata, name, use_rep=rep, random_state=random_state, save=save, **keys, **options)
+            corrections.run(
+                adata, name, use_rep=rep, random_state=random_state, save=save, tune=tune, **keys, **options
+            )
     artifacts.name_inputs(adata, inputs, steps=len(done))
     artifacts.write_adata(adata, out, force=force)
     for name in done:
@@ -461,6 +632,19 @@ def _print_scores(scores: Any) -> None:
     _print(wide.to_string(na_rep="-", float_format="{:.3f}".format))
     for caution in retrieval.cautions(scores):
         _print(f"mind: {caution}")
+
+
+def _refuse_beside(context: typer.Context, option: str, why: str, allowed: Sequence[str]) -> None:
+    """Raise an InputError where options were given that another one leaves without effect."""
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in allowed
+        and (source := context.get_parameter_source(str(parameter.name))) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise InputError(f"{option} {why}: leave out {', '.join(given)}")
 
 
 def _keys(

@@ -6,7 +6,7 @@ import pandas as pd
 
 from cellica import artifacts, correct, encoder, plates, profiles, progress, report, retrieval, screen, simulate
 
-ENCODER, WEIGHTS = "camae-mini", "random"
+ENCODER = "camae-mini"
 CORRECTED = ("center+sphere", "ica")  # kept in corrected.h5ad and shown in the report
 
 
@@ -36,10 +36,8 @@ def run(
     progress.say("2/6 ingest: images to OME-Zarr plates")
     ingested = plates.ingest(screen.read_rxrx1(out / "screen"), out / "plates", force=force)
 
-    progress.say(
-        f"3/6 embed: {ENCODER} with {WEIGHTS} weights (seed {random_state}): no trained weights are bundled yet"
-    )
-    model = encoder.load(ENCODER, WEIGHTS, device="auto", random_state=random_state)
+    progress.say(f"3/6 embed: {ENCODER}, a small encoder trained on simulated screens")
+    model = encoder.load(ENCODER, device="auto")
     for plate in ingested.plates:
         artifacts.write_adata(encoder.embed(plate, model), out / "sites" / f"{plate.stem}.h5ad", force=force)
 

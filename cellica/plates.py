@@ -1,123 +1,76 @@
-"""Plates as OME-Zarr: one store a plate, written once from image files and read field by field.
-
-The layout is OME-Zarr 0.5 (high-content screening, Zarr v3): ``row/column/field/0`` with the axes t, c, z, y, x and one
-Zstandard chunk a field, so that a field is one file. Beside ``ome`` the plate's attributes hold ``cellica``: the site
-table, the channels, the shape, what was set aside, and the provenance. The store is written as files: a field's metadata
-depends on nothing but its shape and channels, and one template serves them all.
-"""
+"""Plates from image files: each plate of a screen table becomes one OME-Zarr store, written once and read by field."""
 
 import contextlib
-import functools
 import hashlib
-import json
+import itertools
 import os
 import re
-import shutil
-import tempfile
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import imagecodecs
 import numpy as np
 import pandas as pd
-from filelock import FileLock
 
-from cellica import artifacts, images, progress, schema
+from cellica import hcs, images, ingestion, schema
 from cellica.artifacts import PathLike
-from cellica.schema import EXPERIMENT, PLATE, SITE, UNS, WELL, ImageError, InputError, PlateError, first_few
+from cellica.hcs import Plate
+from cellica.ingestion import Faults, Images, IngestReport, Range, Rules
+from cellica.schema import EXPERIMENT, PLATE, SITE, WELL, ImageError, InputError, MissingFileError, first_few
 from cellica.screen import PATH, validate
 
-SET_ASIDE = ("site_id", EXPERIMENT, PLATE, WELL, SITE, "channel", "path", "reason")
-SET_ASIDE_FILE = "set_aside.csv"
-CHUNK = Path("c/0/0/0/0/0")
-COLORS = ("0000FF", "00FF00", "FF0000", "00FFFF", "FF00FF", "FFFF00", "FFFFFF")
-ENOUGH_TO_JUDGE = 8  # sites after which a screen that lacks a rule for 16 bits is refused
+__all__ = ["IngestReport", "Plate", "ingest"]
+
+IMAGE_SUFFIXES = (".png", ".tif", ".tiff", ".jp2", ".j2k")
+STAT_THREADS = 8  # asking a network file system about files is waiting, not work
 _NAME = re.compile(r"[A-Za-z0-9][\w.+ -]*")
-
-Attributes = dict[str, Any]
-
-
-class Spec(NamedTuple):
-    """What all images of a plate have in common."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{' x '.join(map(str, self.shape))} {self.dtype}"
-
-
-@dataclass(frozen=True)
-class IngestReport:
-    """What `ingest` left behind.
-
-    Attributes
-    ----------
-    plates
-        Finished plates of the screen, in its order.
-    skipped
-        Those of them that were finished before and were not touched.
-    outdated
-        Those of the skipped that the screen table or the options would now make otherwise.
-    n_sites
-        Sites in ``plates``.
-    set_aside
-        One row an image that keeps its site out (``site_id, experiment, plate, well, site, channel, path, reason``),
-        or one row a plate without any image.
-    """
-
-    plates: list[Path]
-    skipped: list[Path]
-    outdated: list[Path]
-    n_sites: int
-    set_aside: pd.DataFrame
-
-    def summary(self) -> str:
-        """Counts of plates and sites, and of what was set aside by reason."""
-        lines = [f"{len(self.plates)} plates, {self.n_sites} sites"]
-        if self.skipped:
-            lines.append(f"{len(self.skipped)} plates were finished earlier and skipped (force writes them again)")
-        if self.outdated:
-            names = first_few(store.stem for store in self.outdated)
-            lines.append(
-                f"{len(self.outdated)} of these are not what the screen table and options now ask for: {names}"
-            )
-        for reason, rows in self.set_aside.groupby(self.set_aside["reason"].str.split(":").str[0]):
-            sites = rows["site_id"]
-            what = f"{len(rows)} images of {sites.nunique()} sites" if sites.all() else f"{len(rows)} plates"
-            lines.append(f"set aside {what}: {reason}")
-        return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------------------------------- write
 
 
 def ingest(
     screen: pd.DataFrame,
     out_dir: PathLike,
     *,
-    intensity_range: tuple[float, float] | None = None,
+    intensity_range: Range | None = None,
+    intensity_percentiles: Range | None = None,
+    intensity_from: str = "all",
+    z: images.Planes = None,
+    t: int | None = None,
+    pixel_size: float | None = None,
+    count_unlisted: bool = False,
     threads: int = 2,
     force: bool = False,
 ) -> IngestReport:
     """Write ``out_dir/{experiment}_{plate}.zarr`` for each plate of a screen table.
 
-    A site with an image that is missing or broken, listed twice, or of another shape or depth than most images of its
-    plate is set aside with the reason, and the rest goes on. A plate appears under its name only when it is whole.
+    A site with an image that is missing or broken, that another image is too, or of another shape or depth than most
+    images of its plate is set aside with the reason, and the rest goes on. A plate appears under its name only when it is
+    whole.
 
     Parameters
     ----------
     screen
         One row a site, index ``{experiment}_{plate}_{well}_{site}``, with the columns experiment, plate, well, site and
-        one column ``path_{channel}`` a channel; further columns are kept with the plate.
+        one column ``path_{channel}`` a channel (a path, or a tuple of the paths of a z-stack's planes); further columns are
+        kept with the plate.
     out_dir
         Folder of the plates; made if need be.
     intensity_range
-        ``(low, high)`` of 16-bit images that become 0 and 255 (`cellica.images.to_uint8`). 8-bit images need none.
+        ``(low, high)`` that become 0 and 255 (`cellica.images.to_uint8`). 8-bit images need no rule.
+    intensity_percentiles
+        Instead: percentiles ``(low, high)`` that become 0 and 255, of each channel and plate for itself. They come from the
+        exact histogram of all fields, or of ``ingestion.SAMPLE`` evenly spaced ones where there are more; the plate's
+        provenance names the fields and the ranges. Intensities of different plates are then not comparable.
+    intensity_from
+        Fields that give the percentiles: "all", or those of negative "controls".
+    z
+        What to take of z-stacks: "max", "mean", or the number of a plane, counted from 0.
+    t
+        What to take of time series: the number of a time point, counted from 0.
+    pixel_size
+        Side of a pixel in micrometres, for the metadata of the plates; None where it is not known.
+    count_unlisted
+        Also list the image files that lie in the folders of a plate's images and that the table does not name.
     threads
         Fields decoded and written at a time.
     force
@@ -130,477 +83,128 @@ def ingest(
     Raises
     ------
     InputError
-        The table or an option is not usable, or images are 16-bit and ``intensity_range`` is not given.
+        The table or an option is not usable, or images need a rule (16 bits, stacks) and there is none.
+    MissingFileError
+        Not one of the images is there.
     PlateError
         A store of that name is there, and is not a plate of ours.
     """
     out_dir = Path(out_dir)
-    _validate(screen, out_dir, intensity_range, threads)
+    rules = Rules(intensity_range, intensity_percentiles, intensity_from, z, t, pixel_size)
+    _validate(screen, out_dir, rules, threads)
     paths = _paths(screen)
-    known_faults = _listed_faults(paths)
-    sites = _without_paths(screen)
-    groups = {_store_name(*key): group for key, group in sites.groupby([EXPERIMENT, PLATE], sort=False, observed=True)}
-    stores = {name: out_dir / f"{name}.zarr" for name in groups}
-    finished = {name: Plate(store) for name, store in stores.items() if store.exists() and not force}
+    sites = without_paths(screen)
+    plates = by_plate(sites)
+    unfinished = [name for name in plates if force or not (out_dir / f"{name}.zarr").exists()]
+    faults = _listed_faults(paths, sites.index[_store_names(sites).isin(unfinished)])
 
-    out_dir.mkdir(parents=True, exist_ok=True)
-    set_aside: dict[str, pd.DataFrame] = {name: plate.set_aside for name, plate in finished.items()}
-    n_sites = {name: len(plate.sites) for name, plate in finished.items()}
-    try:
-        for name, group in groups.items():
-            if name in finished:
-                progress.say(f"{stores[name]} is finished already and was skipped (write it again with force)")
-                continue
-            rows = paths.loc[group.index]
-            n_sites[name], set_aside[name] = _write_plate(
-                stores[name], group, rows, known_faults, intensity_range=intensity_range, threads=threads, force=force
-            )
-    finally:
-        _write_set_aside(out_dir, set_aside)
-    return IngestReport(
-        plates=[store for name, store in stores.items() if n_sites[name]],
-        skipped=[stores[name] for name in finished],
-        outdated=[
-            stores[name]
-            for name, plate in finished.items()
-            if not _made_from(plate, groups[name], paths.loc[groups[name].index], intensity_range)
-        ],
-        n_sites=sum(n_sites.values()),
-        set_aside=pd.concat([set_aside[name] for name in groups], ignore_index=True),
-    )
+    @contextlib.contextmanager
+    def open_images(name: str) -> Iterator[Images]:
+        rows = paths.loc[plates[name].index]
+        cells = {(str(site), channel): rows[channel].iloc[i] for channel in rows for i, site in enumerate(rows.index)}
+        unlisted = _unlisted(rows, plates[name]) if count_unlisted else []
+        names = rows.map(lambda path: path if isinstance(path, str) else first_few(path, 1))
+        yield Images(names, faults, lambda site, channel: _decode(cells[site, channel], z, t), unlisted)
 
-
-def _write_plate(
-    store: Path,
-    sites: pd.DataFrame,
-    paths: pd.DataFrame,
-    known_faults: Mapping[tuple[str, str], str],
-    *,
-    intensity_range: tuple[float, float] | None,
-    threads: int,
-    force: bool,
-) -> tuple[int, pd.DataFrame]:
-    """Write the whole sites of one plate; return their number and the table of what was set aside."""
-    with tempfile.TemporaryDirectory(prefix=f".{store.name}.", suffix=".part", dir=store.parent) as scratch:
-        folder = Path(scratch) / store.name
-        spec, faults = _write_fields(folder, sites, paths, known_faults, intensity_range, threads)
-        set_aside = _set_aside_table(sites, paths, faults)
-        kept = sites.loc[[site_id for site_id in sites.index if site_id not in faults]]
-        if spec and len(kept):
-            parameters = {"intensity_range": intensity_range and list(intensity_range)}
-            inputs = {f"screen table of {store.stem}": _table_sha256(sites, paths)}
-            counts = {"sites": len(kept), "set_aside": len(faults)}
-            ours = {
-                "sites": _sites_to_json(kept),
-                "channels": list(paths.columns),
-                "shape": [len(paths.columns), *spec.shape],
-                "set_aside": set_aside.to_dict("records"),
-                "provenance": [artifacts.step("ingest", parameters, inputs, plates={store.stem: counts})],
-            }
-            _write_groups(folder, kept, ours)
-            with artifacts.atomic(store, force=force) as whole:
-                os.replace(folder, whole)
-    return len(kept), set_aside
-
-
-def _table_sha256(sites: pd.DataFrame, paths: pd.DataFrame) -> str:
-    return hashlib.sha256(sites.join(paths).to_csv().encode()).hexdigest()
-
-
-def _made_from(
-    plate: "Plate", sites: pd.DataFrame, paths: pd.DataFrame, intensity_range: tuple[float, float] | None
-) -> bool:
-    """Whether a finished plate is what these rows and options would make."""
-    made = plate.provenance[-1]
-    same_range = made["parameters"].get("intensity_range") == (intensity_range and list(intensity_range))
-    return same_range and _table_sha256(sites, paths) in made["inputs"].values()
-
-
-def _write_fields(
-    folder: Path,
-    sites: pd.DataFrame,
-    paths: pd.DataFrame,
-    known_faults: Mapping[tuple[str, str], str],
-    intensity_range: tuple[float, float] | None,
-    threads: int,
-) -> tuple[Spec | None, dict[str, dict[str, str]]]:
-    """Write fields and judge them by what most images of the plate are; return that, and faults by site and channel."""
-
-    def write(site_id: str) -> dict[str, Spec | str]:
-        files = zip(map(str, paths.columns), map(str, paths.loc[site_id]), strict=True)
-        found = {channel: known_faults.get((site_id, channel)) or _image_or_reason(file) for channel, file in files}
-        return _write_field(fields[site_id], found, intensity_range)
-
-    fields = {
-        site_id: folder / _field_path(well, site)
-        for site_id, well, site in zip(sites.index, sites[WELL], sites[SITE], strict=True)
+    inputs = {
+        name: {f"screen table of {name}": table_sha256(group.join(paths.loc[group.index]))}
+        for name, group in plates.items()
     }
-    found: dict[str, dict[str, Spec | str]] = {}
-    with ThreadPoolExecutor(threads) as pool:
+    return ingestion.run(plates, out_dir, open_images, inputs, rules, threads=threads, force=force)
+
+
+def _decode(path: str | tuple[str, ...], z: images.Planes, t: int | None) -> np.ndarray:
+    """Decode an image, or the planes of a stack; the ImageError names a file only where there are several."""
+    if isinstance(path, str):
         try:
-            results = progress.track(pool.map(write, fields), folder.stem, total=len(fields))
-            for site_id, result in zip(fields, results, strict=True):
-                found[site_id] = result
-                if len(found) == ENOUGH_TO_JUDGE:
-                    _common_spec(found, intensity_range, folder.stem)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-    spec = _common_spec(found, intensity_range, folder.stem)
-    faults: dict[str, dict[str, str]] = {}
-    for site_id, result in found.items():
-        wrong = {
-            channel: value if isinstance(value, str) else f"differs from its plate: {value}, most images are {spec}"
-            for channel, value in result.items()
-            if value != spec
-        }
-        if wrong:
-            faults[site_id] = wrong
-            _remove_field(fields[site_id])
-    return spec, faults
-
-
-def _image_or_reason(file: str) -> np.ndarray | str:
+            return images.decode(path, z, t)
+        except ImageError as error:
+            raise ImageError(str(error).removeprefix(f"{path}: ")) from error.__cause__
+    images.choose({"z": len(path), "t": 1}, z, None)
     try:
-        return images.decode(file)
+        return images.project((images.decode(plane, None, t) for plane in path), z)
     except ImageError as error:
-        return str(error).removeprefix(f"{file}: ")
+        raise ImageError(f"a plane of the stack: {error}") from error
 
 
-def _write_field(
-    field: Path, found: Mapping[str, np.ndarray | str], intensity_range: tuple[float, float] | None
-) -> dict[str, Spec | str]:
-    """Write one field if its images are there and alike; return each image's spec, or the reason why there is none."""
-    specs = {
-        channel: value if isinstance(value, str) else Spec(value.shape, str(value.dtype))
-        for channel, value in found.items()
-    }
-    pixels = [value for value in found.values() if not isinstance(value, str)]
-    whole = len(pixels) == len(found) and len(set(specs.values())) == 1
-    if whole and (intensity_range or pixels[0].dtype == np.uint8):
-        data = np.stack([images.to_uint8(image, intensity_range) for image in pixels])
-        array = field / "0"
-        os.makedirs((array / CHUNK).parent)
-        (array / CHUNK).write_bytes(imagecodecs.zstd_encode(data, 1))  # type: ignore[arg-type]
-        (array / "zarr.json").write_bytes(_array_json(data.shape))
-        (field / "zarr.json").write_bytes(_field_json(tuple(found)))
-    return specs
+def by_plate(sites: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Site table of each plate, by its name."""
+    groups = sites.groupby([EXPERIMENT, PLATE], sort=False, observed=True)
+    return {hcs.store_name(*key): group for key, group in groups}  # type: ignore[misc]
 
 
-def _common_spec(
-    found: Mapping[str, Mapping[str, Spec | str]], intensity_range: tuple[float, float] | None, plate: str
-) -> Spec | None:
-    """What most decoded images are; refuse 16 bits without a rule."""
-    specs = Counter(value for result in found.values() for value in result.values() if isinstance(value, Spec))
-    if not specs:
-        return None
-    spec = specs.most_common(1)[0][0]
-    try:
-        images.to_uint8(np.zeros(0, spec.dtype), intensity_range)
-    except InputError as error:
-        raise InputError(f"plate {plate}: {error}") from None
-    return spec
+def table_sha256(table: pd.DataFrame) -> str:
+    """SHA-256 of a table as CSV."""
+    return hashlib.sha256(table.to_csv().encode()).hexdigest()
 
 
-def _remove_field(field: Path) -> None:
-    """Remove a field that was written, and its well and row if they hold no other."""
-    shutil.rmtree(field, ignore_errors=True)
-    for parent in (field.parent, field.parent.parent):
-        if parent.is_dir() and not any(parent.iterdir()):
-            parent.rmdir()
+# ---------------------------------------------------------------------------------------------- files
 
 
-# ---------------------------------------------------------------------------------------------- what is set aside
+def _listed_faults(paths: pd.DataFrame, asked: pd.Index) -> Faults:
+    """Faults that show before an image is opened: no path, or one file for two images; by site and channel.
 
-
-def _listed_faults(paths: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Faults that the table itself shows: no path, or one file for two images; by site and channel."""
+    Files are told apart by what they are, not by how their paths are spelled. Where none of the sites ``asked`` for has
+    a file, that is an error.
+    """
     listed = [(site_id, channel) for site_id in paths.index for channel in paths.columns]
-    files = pd.Series(paths.to_numpy(dtype=object).ravel())
-    missing = files == ""
-    repeated = files.duplicated(keep=False) & ~missing
-    faults = {listed[i]: "no path in the table" for i in np.flatnonzero(missing)}
-    for positions in files[repeated].groupby(files[repeated]).groups.values():
-        for i in positions:
+    cells = paths.to_numpy(dtype=object).ravel()
+    identity = _identities(sorted({file for cell in cells for file in _files(cell)}))
+    wanted = [file for cell in paths.loc[asked].to_numpy(dtype=object).ravel() for file in _files(cell)]
+    if len(asked) and not any(identity[file] for file in wanted):
+        first = f", the first is {wanted[0]}" if wanted else ""
+        raise MissingFileError(
+            f"none of the {len(wanted)} image files of the screen table is there{first}: check the folder"
+        )
+    users: dict[object, list[int]] = {}
+    for i, cell in enumerate(cells):
+        for file in _files(cell):
+            users.setdefault(identity[file] or file, []).append(i)
+    faults = {listed[i]: "no path in the table" for i, cell in enumerate(cells) if not _files(cell)}
+    for positions in users.values():
+        for i in positions if len(positions) > 1 else ():
             others = first_few((" ".join(listed[k]) for k in positions if k != i), 2)
             faults[listed[i]] = f"file listed more than once: also for {others}"
     return faults
 
 
-def _set_aside_table(sites: pd.DataFrame, paths: pd.DataFrame, faults: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
-    """One row a faulty image; one row for the whole plate where not a single image is there."""
-    absent = ("file absent", "no path in the table")
-    reasons = [reason for channels in faults.values() for reason in channels.values()]
-    experiment, plate = (str(sites[column].iloc[0]) for column in (EXPERIMENT, PLATE))
-    if len(reasons) == paths.size and all(reason in absent for reason in reasons):
-        whole = ("", experiment, plate, "", "", "", "", f"no image of the plate: {len(sites)} sites are absent")
-        return _set_aside_frame([whole])
-    keys = {site_id: key for site_id, *key in sites[[EXPERIMENT, PLATE, WELL, SITE]].itertuples()}
-    rows = [
-        (site_id, *keys[site_id], channel, paths.loc[site_id, channel], reason)
-        for site_id, channels in faults.items()
-        for channel, reason in channels.items()
-    ]
-    return _set_aside_frame(rows)
+def _files(cell: str | tuple[str, ...]) -> tuple[str, ...]:
+    return cell if isinstance(cell, tuple) else (cell,) if cell else ()
 
 
-def _set_aside_frame(rows: Sequence[Any] = ()) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=list(SET_ASIDE), dtype=str)
+def _identities(files: list[str]) -> dict[str, object]:
+    """What each path leads to, the same however it is spelled; None where nothing is there."""
 
-
-def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
-    """Bring ``set_aside.csv`` up to date: this run's plates, other finished plates, and earlier ones without a store."""
-    file = out_dir / SET_ASIDE_FILE
-    with FileLock(out_dir / f".{SET_ASIDE_FILE}.lock"):
-        tables = dict(judged)
-        for store in out_dir.glob("*.zarr"):
-            if store.stem not in tables:
-                with contextlib.suppress(PlateError):  # another tool's store
-                    tables[store.stem] = Plate(store).set_aside
-        if file.exists():
-            earlier = pd.read_csv(file, dtype=str, keep_default_na=False)
-            for key, rows in earlier.groupby([EXPERIMENT, PLATE], sort=False):
-                tables.setdefault(_store_name(*key), rows)
-        everything = pd.concat([tables[name] for name in sorted(tables)] or [_set_aside_frame()], ignore_index=True)
-        artifacts.write_table(everything, file, force=True)
-
-
-# ---------------------------------------------------------------------------------------------- read
-
-
-class Plate:
-    """A plate that `ingest` wrote.
-
-    Attributes
-    ----------
-    path, name, experiment, plate
-        The store; ``{experiment}_{plate}``; its two parts as str.
-    channels
-        Channel names, in the order of the pixels' axis C.
-    sites
-        Site table, index = site ids, in the order of `fields`.
-    shape
-        (C, Y, X) of each field; pixels are uint8.
-    provenance
-        Steps that made the plate, oldest first.
-    set_aside
-        What kept sites out, one row an image.
-
-    Raises
-    ------
-    MissingFileError
-        Nothing is there.
-    PlateError
-        It is no plate, or none that `ingest` wrote.
-    """
-
-    def __init__(self, path: PathLike) -> None:
-        self.path = artifacts.require_file(path, "plate")
-        ours = _attributes(self.path).get(UNS)
-        if not ours:
-            raise PlateError(
-                f"{self.path} is not a plate that cellica wrote: plates come from `cellica ingest`; list the images "
-                "of another tool's plate in a table and ingest them with `cellica ingest table`"
-            )
+    def identity(file: str) -> object:
         try:
-            self.sites = _sites_from_json(ours["sites"])
-            self.channels: list[str] = list(ours["channels"])
-            self.shape: tuple[int, int, int] = tuple(ours["shape"])
-            self.provenance: list[dict[str, Any]] = list(ours["provenance"])
-            self.set_aside = _set_aside_frame(ours["set_aside"])
-            self.experiment, self.plate = (str(self.sites[column].iloc[0]) for column in (EXPERIMENT, PLATE))
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise PlateError(f"{self.path} has damaged attributes ({error!r}): ingest it again with --force") from error
-        self.name = _store_name(self.experiment, self.plate)
-
-    def __repr__(self) -> str:
-        return f"Plate({self.name}: {len(self.sites)} sites, {' x '.join(map(str, self.shape))})"
-
-    @property
-    def listed(self) -> set[str]:
-        """Ids of all sites that the screen listed: those kept and those set aside."""
-        return {*self.sites.index, *self.set_aside["site_id"]}
-
-    def fields(self, chunk_size: int = 8) -> Iterator[tuple[pd.DataFrame, np.ndarray]]:
-        """Iterate over the fields in the order of `sites`.
-
-        Parameters
-        ----------
-        chunk_size
-            Fields at a time.
-
-        Yields
-        ------
-        A slice of `sites` and its pixels (n, C, Y, X), uint8, n <= ``chunk_size``; each array is the caller's own.
-
-        Raises
-        ------
-        PlateError
-            A field's file is missing or damaged. (Zarr reads a missing chunk as fill value: a black picture.)
-        """
-        if chunk_size < 1:
-            raise InputError(f"chunk_size is {chunk_size}: it must be 1 or more")
-        for start in range(0, len(self.sites), chunk_size):
-            part = self.sites.iloc[start : start + chunk_size]
-            pixels = np.empty((len(part), *self.shape), np.uint8)
-            for out, well, site in zip(pixels, part[WELL], part[SITE], strict=True):
-                self._read(_field_path(well, site), out)
-            yield part, pixels
-
-    def _read(self, field: str, out: np.ndarray) -> None:
-        array = self.path / field / "0"
-        try:
-            if (array / "zarr.json").read_bytes() == _array_json(self.shape):
-                pixels = imagecodecs.zstd_decode((array / CHUNK).read_bytes(), out=out.data.cast("B"))
-                if len(pixels) != out.size:
-                    raise ValueError(f"{len(pixels)} bytes instead of {out.size}")
-            else:
-                out[:] = _read_with_zarr(array, self.shape)
-        except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-            raise PlateError(
-                f"field {field} of {self.path} is missing or damaged ({error}): ingest the plate again with --force"
-            ) from error
-
-
-def _read_with_zarr(array: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """Read a field that another tool rewrote: other chunks, shards or codecs."""
-    import zarr
-
-    stored = zarr.open_array(store=array, mode="r")
-    n_channels, *size = shape
-    if stored.shape != (1, n_channels, 1, *size) or stored.dtype != np.uint8:
-        raise ValueError(f"{stored.dtype} {stored.shape} instead of uint8 {(1, n_channels, 1, *size)}")
-    if stored.nchunks_initialized != stored.nchunks:
-        raise FileNotFoundError(f"{stored.nchunks - stored.nchunks_initialized} of {stored.nchunks} chunks are missing")
-    return np.asarray(stored[:]).reshape(shape)
-
-
-def _attributes(store: Path) -> Attributes:
-    try:
-        return json.loads((store / "zarr.json").read_bytes())["attributes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlateError(
-            f"{store} is not a plate: it has no readable zarr.json of a Zarr v3 group ({error}); "
-            "name a {experiment}_{plate}.zarr folder that `cellica ingest` wrote"
-        ) from error
-
-
-# ---------------------------------------------------------------------------------------------- names and metadata
-
-
-def _store_name(experiment: Hashable, plate: Hashable) -> str:
-    return f"{experiment}_{plate}"
-
-
-def _field_path(well: str, site: int | str) -> str:
-    row, column = schema.parse_well(well)
-    return f"{schema.row_letters(row)}/{column + 1:02d}/{site}"
-
-
-def _write_groups(folder: Path, sites: pd.DataFrame, ours: Attributes) -> None:
-    """Metadata of plate, rows and wells: only those that exist. Not consolidated: that makes readers slower."""
-    fields: dict[str, list[str]] = {}
-    for well, site in zip(sites[WELL], sites[SITE], strict=True):
-        well_path, field = _field_path(well, site).rsplit("/", 1)
-        fields.setdefault(well_path, []).append(field)
-    rows = sorted({path.split("/")[0] for path in fields}, key=lambda row: (len(row), row))
-    columns = sorted({path.split("/")[1] for path in fields})
-    most = max(len(names) for names in fields.values())
-    wells = [
-        {"path": path, "rowIndex": rows.index(path.split("/")[0]), "columnIndex": columns.index(path.split("/")[1])}
-        for path in sorted(fields, key=lambda path: (len(path), path))
-    ]
-    plate = {
-        "version": "0.5",
-        "name": folder.stem,
-        "field_count": most,
-        "rows": [{"name": row} for row in rows],
-        "columns": [{"name": column} for column in columns],
-        "acquisitions": [{"id": 0, "name": "0", "maximumfieldcount": most}],
-        "wells": wells,
-    }
-    (folder / "zarr.json").write_bytes(_group_json({"ome": {"version": "0.5", "plate": plate}, UNS: ours}))
-    for row in rows:
-        (folder / row / "zarr.json").write_bytes(_group_json({}))
-    for path, names in fields.items():
-        well_images = [{"path": name, "acquisition": 0} for name in names]
-        well = {"version": "0.5", "well": {"version": "0.5", "images": well_images}}
-        (folder / path / "zarr.json").write_bytes(_group_json({"ome": well}))
-
-
-def _group_json(attributes: Attributes) -> bytes:
-    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}).encode()
-
-
-@functools.lru_cache(maxsize=64)
-def _field_json(channels: tuple[str, ...]) -> bytes:
-    space = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "zyx"]
-    multiscale = {
-        "name": "0",
-        "axes": [{"name": "t", "type": "time"}, {"name": "c", "type": "channel"}, *space],
-        "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1.0] * 5}]}],
-    }
-    window = {"min": 0, "max": 255, "start": 0, "end": 255}
-    omero = [
-        {"label": channel, "active": True, "color": COLORS[i % len(COLORS)], "window": window}
-        for i, channel in enumerate(channels)
-    ]
-    return _group_json({"ome": {"version": "0.5", "multiscales": [multiscale], "omero": {"channels": omero}}})
-
-
-@functools.lru_cache(maxsize=64)
-def _array_json(shape: tuple[int, int, int]) -> bytes:
-    """Metadata of a field's array (C, Y, X) uint8: one chunk, Zstandard level 1."""
-    n_channels, *size = shape
-    full = [1, n_channels, 1, *size]
-    spec = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": full,
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": full}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": 1, "checksum": False}}],
-        "attributes": {},
-        "dimension_names": ["t", "c", "z", "y", "x"],
-        "storage_transformers": [],
-    }
-    return json.dumps(spec).encode()
-
-
-def _sites_to_json(sites: pd.DataFrame) -> Attributes:
-    """Site table as lists: missing values are null, and numbers remember their dtype."""
-
-    def plain(value: Any) -> Any:
-        if pd.isna(value):
+            found = os.stat(file)
+        except (OSError, ValueError):
             return None
-        value = value.item() if isinstance(value, np.generic) else value
-        return value if isinstance(value, bool | int | float | str) else str(value)
+        return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(file)
 
-    dtypes = {name: str(sites[name].dtype) for name in sites if pd.api.types.is_numeric_dtype(sites[name].dtype)}
-    columns = {name: [plain(value) for value in sites[name].astype(object)] for name in sites}
-    return {"index": list(sites.index), "columns": columns, "dtypes": dtypes}
+    parts = [files[i : i + 1000] for i in range(0, len(files), 1000)]
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        found = itertools.chain.from_iterable(pool.map(lambda part: [identity(file) for file in part], parts))
+        return dict(zip(files, found))
 
 
-def _sites_from_json(table: Attributes) -> pd.DataFrame:
-    dtypes = table["dtypes"]
-    index = pd.Index(table["index"], dtype=object)
-    columns = {name: pd.Series(values, index, dtype=dtypes.get(name)) for name, values in table["columns"].items()}
-    return pd.DataFrame(columns, index=index)
+def _unlisted(paths: pd.DataFrame, sites: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Rows of the set-aside table: image files beside the plate's own that the table does not name."""
+    listed = {os.path.realpath(file) for cell in paths.to_numpy(dtype=object).ravel() for file in _files(cell)}
+    found: set[str] = set()
+    for folder in {os.path.dirname(file) for file in listed}:
+        with contextlib.suppress(OSError):
+            found |= {entry.path for entry in os.scandir(folder) if entry.name.lower().endswith(IMAGE_SUFFIXES)}
+    experiment, plate = (str(sites[column].iloc[0]) for column in (EXPERIMENT, PLATE))
+    return [("", experiment, plate, "", "", "", file, "file not in the table") for file in sorted(found - listed)]
 
 
 # ---------------------------------------------------------------------------------------------- validation
 
 
-def _validate(table: pd.DataFrame, out_dir: Path, intensity_range: tuple[float, float] | None, threads: int) -> None:
+def _validate(table: pd.DataFrame, out_dir: Path, rules: Rules, threads: int) -> None:
     """Everything that can be known before an image is opened."""
-    if out_dir.exists() and not out_dir.is_dir():
-        raise InputError(f"{out_dir} is a file: name a folder for the plates")
-    if threads < 1:
-        raise InputError(f"threads is {threads}: it must be 1 or more")
-    images.to_uint8(np.zeros(0, np.uint8), intensity_range)
+    check_run(out_dir, rules, threads)
     if table.empty:
         raise InputError("the screen table is empty: there is nothing to ingest")
     if not any(str(column).startswith(PATH) for column in table.columns):
@@ -608,14 +212,26 @@ def _validate(table: pd.DataFrame, out_dir: Path, intensity_range: tuple[float, 
             f"the screen table names no images: it needs a column {PATH}CHANNEL for each channel, "
             f"and has {', '.join(map(str, table.columns))}"
         )
-    sites = _without_paths(table)
-    validate(sites)
+    check_sites(without_paths(table))
 
-    plates = sites[[EXPERIMENT, PLATE]].astype(str).drop_duplicates()
-    names = [*plates[EXPERIMENT].unique(), *plates[PLATE].unique()]
-    stores = plates[EXPERIMENT] + "_" + plates[PLATE]
-    fields = [*zip(sites[EXPERIMENT], sites[PLATE], map(_field_path, sites[WELL], sites[SITE]))]
-    faults = {
+
+def check_run(out_dir: Path, rules: Rules, threads: int) -> None:
+    """Raise an InputError where the folder or an option cannot be used."""
+    if out_dir.exists() and not out_dir.is_dir():
+        raise InputError(f"{out_dir} is a file: name a folder for the plates")
+    if threads < 1:
+        raise InputError(f"threads is {threads}: it must be 1 or more")
+    rules.check()
+
+
+def check_sites(sites: pd.DataFrame) -> None:
+    """Raise an InputError with all rows of a site table that cannot become fields of plates."""
+    validate(sites)
+    stores = sites[[EXPERIMENT, PLATE]].astype(str).drop_duplicates()
+    names = [*stores[EXPERIMENT].unique(), *stores[PLATE].unique()]
+    shared = _store_names(stores)
+    fields = [*zip(sites[EXPERIMENT], sites[PLATE], map(hcs.field_path, sites[WELL], sites[SITE]))]
+    faults: Mapping[str, Sequence[Any]] = {
         "site ids (the index) that are not {experiment}_{plate}_{well}_{site}": [
             site_id for site_id, right in zip(sites.index, schema.obs_names(sites)) if site_id != right
         ],
@@ -625,7 +241,7 @@ def _validate(table: pd.DataFrame, out_dir: Path, intensity_range: tuple[float, 
         "sites that are neither numbers nor letters and digits": [
             site for site in sites[SITE].unique() if not re.fullmatch("[A-Za-z0-9]+", str(site))
         ],
-        "different plates that would share a store": list(stores[stores.duplicated()]),
+        "different plates that would share a store": list(shared[shared.duplicated()]),
         "sites listed under two spellings of their well": list(sites.index[pd.Series(fields).duplicated()]),
     }
     found = [f"{len(values)} {what}: {first_few(values)}" for what, values in faults.items() if len(values)]
@@ -633,12 +249,19 @@ def _validate(table: pd.DataFrame, out_dir: Path, intensity_range: tuple[float, 
         raise InputError("the screen table cannot be ingested; correct these rows:\n  " + "\n  ".join(found))
 
 
-def _without_paths(table: pd.DataFrame) -> pd.DataFrame:
+def _store_names(sites: pd.DataFrame) -> pd.Series:
+    return sites[EXPERIMENT].astype(str) + "_" + sites[PLATE].astype(str)
+
+
+def without_paths(table: pd.DataFrame) -> pd.DataFrame:
+    """A screen table without the columns of image files."""
     return table[[column for column in table.columns if not str(column).startswith(PATH)]]
 
 
 def _paths(table: pd.DataFrame) -> pd.DataFrame:
-    """Paths as str, one column a channel, "" where there is none."""
+    """Paths as str (or tuples of str), one column a channel, "" where there is none."""
     paths = table[[column for column in table.columns if str(column).startswith(PATH)]].astype(object)
-    paths = paths.where(paths.notna(), "").map(str)
+    paths = paths.where(paths.notna(), "").map(
+        lambda cell: tuple(map(str, cell)) if isinstance(cell, tuple) else str(cell)
+    )
     return paths.rename(columns=lambda column: column.removeprefix(PATH))

@@ -16,13 +16,16 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from cellica.schema import (
     EXPERIMENT,
     PLATE,
+    QUALITY,
     SCORE_COLUMNS,
     UNS,
     WELL,
     InputError,
     labels,
+    numbers,
     parse_well,
     plate_format,
+    quality_columns,
     require_columns,
     row_letters,
 )
@@ -312,6 +315,53 @@ def plate_map(
     if colorbar:
         _figure(ax).colorbar(image, ax=ax, label=_plain(name), shrink=0.8)
     return ax
+
+
+def plate_summary(adata: ad.AnnData | pd.DataFrame, *, plate: str) -> "Axes":
+    """Quality of a plate at a glance: a heat map over its wells for each measure of its fields.
+
+    Parameters
+    ----------
+    adata
+        Sites or wells, or their table (obs), with columns of `cellica.quality.measure`; sites of a well are averaged.
+    plate
+        ``{experiment}_{plate}``.
+
+    Returns
+    -------
+    Axes of the first map, in a new figure; the others lie in it too: cell count and share of empty fields, then a row each
+    of intensity, focus and saturation with a column a channel. Titles are the columns' names. Scales go from the 1st to
+    the 99th percentile of all plates in the table, so that a plate that is off looks so. Wells without a value are blank.
+
+    Raises
+    ------
+    InputError
+        No such plate, no such columns, or text in them.
+    """
+    from matplotlib.figure import Figure
+
+    obs = adata.obs if isinstance(adata, ad.AnnData) else adata
+    kinds = (("cell_count", "empty"), ("intensity_",), ("focus_",), ("saturation_",))
+    rows = [names for names in (quality_columns(obs, kind) for kind in kinds) if names]
+    if not rows:
+        raise InputError(f"no field of {plate} was measured: obs needs columns such as {', '.join(QUALITY)}")
+    require_columns(obs, [EXPERIMENT, PLATE, WELL], "obs")
+    values = numbers(obs, [name for names in rows for name in names])
+    table = ad.AnnData(obs=obs[[EXPERIMENT, PLATE, WELL]].join(values).set_axis(obs.index.astype(str)))
+    width = max(map(len, rows))
+    figure = Figure(figsize=(2.4 * width + 0.2, 1.7 * len(rows) + 0.4), layout="constrained")
+    grid = figure.subplots(len(rows), width, squeeze=False)
+    for names, axes in zip(rows, grid):
+        for name, ax in zip(names, axes):
+            image = plate_map(table, name, plate=plate, colorbar=False, ax=ax).images[0]
+            known = values[name].dropna()
+            image.set(cmap="cividis", clim=np.percentile(known, (1, 99)) if len(known) else (0, 1))
+            figure.colorbar(image, ax=ax, shrink=0.8)
+            ax.set(title=_plain(_short(name, 24)), xticks=[], yticks=[])
+        for ax in axes[len(names) :]:
+            ax.remove()
+    figure.suptitle(_plain(f"{plate}, {table.obs.loc[plate_names(obs) == plate, WELL].nunique()} wells"))
+    return grid[0, 0]
 
 
 def composite(pixels: np.ndarray, *, low: np.ndarray | None = None, high: np.ndarray | None = None) -> np.ndarray:

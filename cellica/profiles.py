@@ -29,7 +29,9 @@ from cellica.schema import (
     InputError,
     control_mask,
     first_few,
+    numbers,
     obs_names,
+    quality_columns,
     require_columns,
 )
 from cellica.screen import (
@@ -244,17 +246,19 @@ def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str
     Returns
     -------
     AnnData with the mean of the finite sites of each well (``X`` and each ``obsm``, float32), in order of appearance.
-    ``obs`` keeps the columns that are constant within every well, means of numeric ``intensity_*``, and ``n_sites``.
+    ``obs`` keeps the columns that are constant within every well, the means of what was measured of the fields
+    (``schema.QUALITY``; of ``empty`` the share of empty sites), and ``n_sites``.
     ``uns["cellica"]["profile"]`` names sites left out because they are not finite, wells lost with them, and columns left
     out. Provenance is that of all plates, and this step.
 
     Raises
     ------
     InputError
-        The plates cannot be put together, or no site is finite.
+        The plates cannot be put together, no site is finite, or what was measured of the fields is text.
     """
     sites = join(adatas)
     require_columns(sites.obs, WELL_KEYS, "obs")
+    measured = numbers(sites.obs, quality_columns(sites.obs))
     arrays = {"X": sites.X, **sites.obsm}
     finite = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in arrays.values()])
     if not finite.any():
@@ -267,8 +271,7 @@ def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str
             f"{len(nowhere)} sites miss one of {', '.join(WELL_KEYS)} ({first_few(nowhere)}): fill it in, or leave them out"
         )
     obs, groups, varying = collapse(sites.obs[finite], WELL_KEYS)
-    for name in sites.obs.columns[sites.obs.columns.str.startswith("intensity_")]:
-        obs[name] = sites.obs.loc[finite, name].astype(float).groupby(groups).mean().to_numpy()
+    obs[measured.columns] = measured[finite].groupby(groups).mean().to_numpy()
     obs = obs.drop(columns=SITE, errors="ignore").assign(n_sites=np.bincount(groups))
     obs.index = _unique(obs_names(obs))
     means = {key: _group_means(values[finite], groups) for key, values in arrays.items()}

@@ -1,11 +1,21 @@
 """Progress on stderr, with rate and remaining time. Silent unless the command line (or a caller) turns it on."""
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 T = TypeVar("T")
@@ -45,6 +55,31 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
             yield from bar.track(items, total=total, description=description)
     else:
         yield from _logged(items, description, total)
+
+
+@contextlib.contextmanager
+def transfer(description: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Give a function of the bytes that are there and of all that come (None: not known), which shows both, rate and
+    remaining time; in a log file, with a line now and then."""
+    if visible and console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+            task = bar.add_task(description, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    began = last = time.monotonic()
+    first: int | None = None
+
+    def log(done: int, total: int | None) -> None:
+        nonlocal last, first
+        first, now = done if first is None else first, time.monotonic()
+        if now - last >= EVERY and done > first:
+            last, rate = now, (done - first) / (now - began)
+            of = f" of {total / 1e6:.0f} MB" if total else " MB"
+            remaining = f", {(total - done) / rate:.0f} s left" if total else ""
+            say(f"{description}: {done / 1e6:.0f}{of}, {rate / 1e6:.3g} MB/s{remaining}")
+
+    yield log
 
 
 def _logged(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:

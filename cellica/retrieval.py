@@ -25,7 +25,9 @@ from cellica.schema import (
     InputError,
     anchor_mask,
     labels,
+    numbers,
     parse_well,
+    quality_columns,
     require_columns,
     strata_labels,
     treated_mask,
@@ -35,7 +37,6 @@ MIN_ENTITIES = 20  # fewest perturbations of a map on which known relationships 
 CENTERING = ("center", "center_scale", "combat", "harmony")  # methods that take batch means from the wells themselves
 ON_ANCHORS = {"wccn", "ica_shrink"}  # methods fitted on the labels of anchors
 CIRCULAR = "circular:"
-INTENSITY = "intensity_"
 
 
 # ---------------------------------------------------------------------------------------------- retrieval
@@ -437,8 +438,10 @@ def evaluate(
     max_queries, random_state
         Score a random sample of queries in the retrievals.
     baselines
-        Also score what needs no image: the row and column of the well (``baseline:position``) and, where obs has
-        columns ``intensity_*``, those (``baseline:intensity``).
+        Also score what needs no encoder: the row and column of the well (``baseline:position``) and, where obs has
+        such columns and they vary, mean pixels (``intensity_*``: ``baseline:intensity``), the number of cells
+        (``cell_count``: ``baseline:cell_count``), and focus, saturation and the share of empty fields (``focus_*``,
+        ``saturation_*``, ``empty``: ``baseline:quality``).
 
     Returns
     -------
@@ -632,19 +635,27 @@ def _position(obs: pd.DataFrame) -> np.ndarray:
     return baseline
 
 
-def _intensity(obs: pd.DataFrame) -> np.ndarray | None:
-    """Columns ``intensity_*``, z-scored; None without any."""
-    columns = [name for name in obs.columns if str(name).startswith(INTENSITY)]
-    if not columns:
-        return None
-    values = obs[columns].to_numpy(dtype=np.float64)
-    scale = np.nanstd(values, axis=0)
-    return (values - np.nanmean(values, axis=0)) / np.where(scale > 0, scale, 1)
+def _measured(obs: pd.DataFrame, *kinds: str) -> np.ndarray | None:
+    """Columns of what was measured of the fields, z-scored; None where there are none that vary."""
+    values = numbers(obs, quality_columns(obs, kinds))
+    values = values.loc[:, values.std() > 0]
+    if values.shape[1] == 1:
+        return _directions(values.iloc[:, 0])
+    return ((values - values.mean()) / values.std()).to_numpy() if values.shape[1] else None
+
+
+def _directions(values: pd.Series) -> np.ndarray:
+    """Ranks of numbers as directions on a half circle (n x 2): their cosines fall with the difference, as one column's
+    own, which are 1 or -1, do not."""
+    angle = np.pi * (0.25 + (values.rank() - 0.5) / values.count())  # no row has two equal features
+    return np.column_stack([np.cos(angle), np.sin(angle)])
 
 
 _BASELINES: dict[str, Callable[[pd.DataFrame], np.ndarray | None]] = {
     "baseline:position": _position,
-    "baseline:intensity": _intensity,
+    "baseline:intensity": lambda obs: _measured(obs, "intensity_"),
+    "baseline:cell_count": lambda obs: _measured(obs, "cell_count"),
+    "baseline:quality": lambda obs: _measured(obs, "focus_", "saturation_", "empty"),
 }
 
 

@@ -25,6 +25,13 @@ OBS_COLUMNS = (
     CONTROL,
 )
 CONTROL_VALUES = ("negative", "positive", "")
+QUALITY = (
+    "intensity_",
+    "focus_",
+    "saturation_",
+    "cell_count",
+    "empty",
+)  # columns that measure fields, or their beginnings
 UNS = "cellica"
 SCORE_COLUMNS = ("rep", "metric", "group", "value", "chance", "n_queries", "n_dropped", "note")
 
@@ -45,12 +52,20 @@ class OutputExistsError(CellicaError, FileExistsError):
     """An output is there already and overwriting was not asked for."""
 
 
+class OutputBusyError(CellicaError, OSError):
+    """Another run is writing this output now."""
+
+
 class ImageError(CellicaError, OSError):
     """An image file is absent, truncated or not an image."""
 
 
 class PlateError(CellicaError, ValueError):
     """A store is not a readable plate."""
+
+
+class FetchError(CellicaError, OSError):
+    """A file could not be fetched, or is not the file that it should be."""
 
 
 class WeightsError(CellicaError, ValueError):
@@ -160,6 +175,32 @@ def labels(obs: pd.DataFrame, key: str) -> np.ndarray:
     column = obs[key]
     values = np.array([str(value) for value in column.to_numpy(dtype=object)], dtype=object)
     values[column.isna().to_numpy()] = None
+    return values
+
+
+def quality_columns(obs: pd.DataFrame, kinds: Sequence[str] = QUALITY) -> list[str]:
+    """Columns of obs that measure the quality of fields, see `cellica.quality.measure`.
+
+    >>> quality_columns(pd.DataFrame(columns=["plate", "intensity_w1", "cell_count", "emptying"]))
+    ['intensity_w1', 'cell_count']
+    """
+    starts = tuple(kind for kind in kinds if kind.endswith("_"))
+    return [name for name in map(str, obs.columns) if name in kinds or name.startswith(starts)]
+
+
+def numbers(obs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Columns as float64, missing values NaN; an InputError that names what is text."""
+    values, wrong = pd.DataFrame(index=obs.index), []
+    for name in columns:
+        column = obs[name].astype(object)
+        values[name] = pd.to_numeric(column, errors="coerce").astype(float)
+        text = column[values[name].isna() & column.notna()]
+        wrong += [f"{name} (as {text.iloc[0]!r} in {len(text)} rows)"] if len(text) else []
+    if wrong:
+        raise InputError(
+            f"{len(wrong)} columns of obs hold text where numbers are measured: {', '.join(wrong[:5])}; make them numbers, "
+            "or rename the columns"
+        )
     return values
 
 

@@ -28,6 +28,7 @@ from cellica.schema import (
     WELL,
     InputError,
     MissingFileError,
+    control_mask,
     first_few,
     format_well,
     obs_names,
@@ -376,7 +377,14 @@ def _same_parts(table: pd.DataFrame, sites: pd.DataFrame, columns: Mapping[str, 
 # ---------------------------------------------------------------------------------------------- screens of one's own
 
 
-def read_table(path: PathLike, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
+def read_table(
+    path: PathLike,
+    columns: Mapping[str, str] | None = None,
+    *,
+    controls: Sequence[str] = (),
+    z: int | str | None = None,
+    t: int | None = None,
+) -> pd.DataFrame:
     """Read the table of a screen: one row a site, or one row an image file.
 
     Parameters
@@ -387,17 +395,26 @@ def read_table(path: PathLike, columns: Mapping[str, str] | None = None) -> pd.D
         Role to SPEC, see :func:`apply_columns`. Roles are the obs columns (``experiment``, ``plate``, ``well``,
         ``site``, ``perturbation``, ``control``, ...), ``row`` and ``column`` of the well (counted from 1, rows also as
         letters), and the image files: ``path_DNA`` and so on for each channel, or, where each row is a file,
-        ``channel`` and ``path``.
+        ``channel`` and ``path``. Columns ``z`` and ``t`` say which plane and time point a row's files are.
+    controls
+        Perturbations that are negative controls. No other word is taken for a control: "empty" means untreated cells
+        in one screen and no cells in another.
+    z
+        Where a site has several planes: "max" or "mean" keeps all of them, for `cellica.plates.ingest` to reduce, a
+        number keeps one, counted from 0 among the values of ``z``.
+    t
+        Where a site has several time points: the one to keep, counted from 0 among the values of ``t``.
 
     Returns
     -------
     One row a site. Without a site column, sites are numbered 1; without controls, ``control`` is "". Relative image
-    paths are taken from the table's folder.
+    paths are taken from the table's folder. The planes of a stack are a tuple of paths.
 
     Raises
     ------
     MissingFileError, InputError
-        The file is not there, a needed column is not, the well and its row and column disagree, or rows are at fault.
+        The file is not there, a needed column is not, planes need a choice, the well and its row and column disagree,
+        a channel of a site has several files, or rows are at fault.
     """
     table = _place_wells(apply_columns(load_table(path), columns or {}))
     if SITE not in table:
@@ -408,13 +425,143 @@ def read_table(path: PathLike, columns: Mapping[str, str] | None = None) -> pd.D
                 f"{path} has no column {key!r}: name it, as in columns={{{key!r}: 'COLUMN'}} or --column {key}=COLUMN; "
                 f"columns are {first_few(table.columns, 20)}"
             )
-    sites = conventions(table)
-    if {"channel", "path"} <= set(sites.columns):
-        sites = _one_row_a_site(sites)
+    rows = _mark_controls(conventions(table), controls)
+    long = {"channel", "path"} <= set(rows.columns)
+    keys = [*SITE_KEYS, "channel"] if long else list(SITE_KEYS)
+    images = ["path"] if long else list(rows.columns[rows.columns.str.startswith(PATH)])
+    rows = _choose_planes(rows, keys, images, "t", t)
+    if not isinstance(z, str):
+        rows = _choose_planes(rows, keys, images, "z", z)
     folder = Path(path).absolute().parent
-    for name in sites.columns[sites.columns.str.startswith(PATH)]:
-        sites[name] = text(sites[name]).map(lambda file: str(folder / file), na_action="ignore").astype(object)
-    return _index_by_id(sites)
+    for name in images:
+        rows[name] = text(rows[name]).map(lambda file: str(folder / file), na_action="ignore").astype(object)
+    if isinstance(z, str) and "z" in rows and rows.duplicated(keys).any():
+        rows = _join_planes(rows, keys, images)
+    return _index_by_id(_one_row_a_site(rows) if long else rows)
+
+
+def _choose_planes(
+    rows: pd.DataFrame, keys: Sequence[str], images: Sequence[str], axis: str, chosen: int | None
+) -> pd.DataFrame:
+    """Rows of one plane or time point, where the images of a site have several; without paths where it has not that one."""
+    if axis not in rows or axis not in collapse(rows, keys)[2]:
+        return rows
+    values = _in_order(rows[axis])
+    named = first_few(map(_short, values))
+    if chosen is None:
+        how = "--z max, mean or a number" if axis == "z" else "--t and a number"
+        raise InputError(
+            f"images have several values of {axis!r}, {named}: choose with {how}, counted from 0 in this order"
+        )
+    if not 0 <= chosen < len(values):
+        raise InputError(f"{axis} is {chosen}: the table has {len(values)} values, counted from 0: {named}")
+    ids = _ids(rows, keys)
+    kept = rows[axis] == values[chosen]
+    without = ~ids.isin(ids[kept]) & ~ids.duplicated()
+    rows.loc[without, list(images)] = None
+    return rows[kept | without].drop(columns=axis).reset_index(drop=True)
+
+
+def _join_planes(rows: pd.DataFrame, keys: Sequence[str], images: Sequence[str]) -> pd.DataFrame:
+    """One row a site (and channel) whose images are tuples of paths, in the order of z."""
+    repeated = rows[rows.duplicated([*keys, "z"])]
+    if len(repeated):
+        raise InputError(f"{len(repeated)} planes occur more than once: {first_few(_ids(repeated, [*keys, 'z']))}")
+    order = {value: i for i, value in enumerate(_in_order(rows["z"]))}
+    rows = rows.iloc[rows["z"].map(order).argsort(kind="stable")]
+    stacks = rows.groupby(list(keys), sort=False, dropna=False)[list(images)].agg(_stack)
+    joined, _, _ = collapse(rows.drop(columns=["z", *images]), keys)
+    return joined.merge(stacks.reset_index(), on=list(keys), how="left").reset_index(drop=True)
+
+
+def _stack(files: pd.Series) -> tuple[str, ...] | None:
+    return tuple(files) if files.notna().all() else None
+
+
+def _in_order(values: pd.Series) -> list[Any]:
+    """Distinct values, numbers (also as text) by size, else as text."""
+    distinct = list(values.dropna().unique())
+    numbers = pd.to_numeric(pd.Series(distinct, dtype=object), errors="coerce")
+    return [distinct[i] for i in numbers.argsort(kind="stable")] if numbers.notna().all() else sorted(distinct, key=str)
+
+
+def _mark_controls(table: pd.DataFrame, controls: Sequence[str]) -> pd.DataFrame:
+    if controls:
+        require_columns(table, [PERTURBATION], "the table, whose controls are named,")
+        table.loc[control_mask(table, controls), CONTROL] = "negative"
+    elif (table[CONTROL] == "").all():
+        say("no well is marked as a control: name negative controls with --control, or in a column 'control'")
+    return table
+
+
+# ---------------------------------------------------------------------------------------------- plate maps
+
+
+def read_layout(
+    path: PathLike, columns: Mapping[str, str] | None = None, *, controls: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Read a plate map: one row a well (or site), with what was done to it.
+
+    Parameters
+    ----------
+    path, columns, controls
+        As for :func:`read_table`; ``well`` is needed, ``experiment``, ``plate`` and ``site`` narrow it down.
+
+    Raises
+    ------
+    MissingFileError, InputError
+        The file is not there, or has no wells.
+    """
+    table = _place_wells(apply_columns(load_table(path), columns or {}))
+    require_columns(table, [WELL], f"the plate map {path}")
+    return _mark_controls(conventions(table), controls)
+
+
+def annotate(sites: pd.DataFrame, layout: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns of a plate map to the sites of one plate.
+
+    Parameters
+    ----------
+    sites
+        Site table of a plate.
+    layout
+        Plate map, see :func:`read_layout`. Rows of other experiments and plates are passed over.
+
+    Returns
+    -------
+    A new table, same rows and index. The layout's columns replace those of the same name; wells that it does not hold
+    have missing values, and wells that the plate does not hold are told.
+
+    Raises
+    ------
+    InputError
+        The layout has no row for the plate, rows that contradict each other, or values that are not allowed.
+    """
+    require_columns(layout, [WELL], "the plate map")
+    layout = conventions(layout)
+    for key in (EXPERIMENT, PLATE):
+        if key in layout:
+            plate = text(sites[key]).iloc[0]
+            known = layout[key].dropna().unique()
+            layout = layout[layout[key] == plate]
+            if layout.empty:
+                raise InputError(f"the plate map has no {key} {plate!r}; it holds {first_few(known, 10)}")
+    keys = [WELL, SITE] if SITE in layout else [WELL]
+    theirs, ours = _ids(layout, keys), _ids(sites, keys)
+    if theirs.duplicated().any():
+        raise InputError(f"the plate map holds wells more than once: {first_few(theirs[theirs.duplicated()].unique())}")
+    matched = ours.isin(theirs)
+    if not matched.any():
+        raise InputError(f"no well of the plate ({first_few(ours)}) is in the plate map ({first_few(theirs)})")
+    if not matched.all():
+        say(f"{(~matched).sum()} sites of the plate are not in the plate map: {first_few(sites.index[~matched])}")
+    if not theirs.isin(ours).all():
+        absent = theirs[~theirs.isin(ours)]
+        say(f"{len(absent)} wells of the plate map are not in the plate: {first_few(absent)}")
+    new = layout.drop(columns=list(SITE_KEYS), errors="ignore").set_axis(theirs).reindex(ours).set_axis(sites.index)
+    annotated = conventions(sites.drop(columns=new.columns, errors="ignore").join(new))
+    validate(annotated)
+    return annotated
 
 
 def _place_wells(table: pd.DataFrame) -> pd.DataFrame:
@@ -455,7 +602,8 @@ def _one_row_a_site(images: pd.DataFrame) -> pd.DataFrame:
     channels = text(images["channel"])
     for channel in channels.dropna().unique():
         chosen = (channels == channel).to_numpy()
-        sites[PATH + channel] = pd.Series(images.loc[chosen, "path"].to_numpy(), index=groups[chosen], dtype=object)
+        files = dict(zip(groups[chosen], images.loc[chosen, "path"]))
+        sites[PATH + channel] = pd.Series([files.get(i) for i in sites.index], sites.index, dtype=object)
     return sites
 
 

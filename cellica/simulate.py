@@ -404,6 +404,7 @@ BIOLOGY = {
     "golgi_amount": (60.0, 0.15),
     "golgi_spread": (4.5, 0.15),
 }
+LENGTHS = ("nucleus_size", "cell_size", "texture_scale", "er_spread", "mito_spread", "golgi_spread")  # of them, in px
 # A parameter of the batch: its value at 0 and its step per unit, in logarithm except for the illumination's slopes.
 BATCH = {
     **{f"gain_w{w}": (1.0, 0.12) for w in range(1, 7)},
@@ -428,6 +429,8 @@ def screen(
     n_classes: int | None = None,
     n_sites: int = 1,
     image_size: int = 256,
+    magnification: float = 1.0,
+    batch_strength: float = 1.0,
     random_state: int = 0,
     force: bool = False,
 ) -> pd.DataFrame:
@@ -454,6 +457,10 @@ def screen(
         Sites a well.
     image_size
         Height and width, px, at least 64; the density and size of cells in px stay the same.
+    magnification
+        Of all lengths of the cells in px (``LENGTHS``); as many fewer cells are in the picture.
+    batch_strength
+        Of all steps of the batch's parameters (``BATCH``).
     random_state
         Seed.
     force
@@ -484,16 +491,31 @@ def screen(
     )
     if image_size < 64 or n_sites < 1:
         raise schema.InputError(f"image_size={image_size}, n_sites={n_sites}: ask for at least 64 px and 1 site")
+    if not (0.25 <= magnification <= 4 and 0 <= batch_strength <= 4):
+        raise schema.InputError(
+            f"magnification={magnification}, batch_strength={batch_strength}: ask for 0.25 to 4 and for 0 to 4"
+        )
     layout_rng, truth_rng, well_rng, batch_rng, texture_rng = _generators(random_state, 5)
     wells = _plate_maps(design, layout_rng)
     biology = _well_biology(wells, design, layout_rng, truth_rng, well_rng)
-    batch = _batch_parameters(wells, batch_rng)
+    batch = _batch_parameters(wells, batch_strength, batch_rng)
     sites = _rxrx1_metadata(wells, n_sites)
     texture = _texture(texture_rng)
     with artifacts.atomic(out_dir, force=force) as folder:
         for plate in sites["folder"].unique():
             (folder / plate).mkdir(parents=True)
-        write = partial(_write_site, folder, sites, biology, batch, texture, image_size, design.nonlinear, random_state)
+        write = partial(
+            _write_site,
+            folder,
+            sites,
+            biology,
+            batch,
+            texture,
+            image_size,
+            magnification,
+            design.nonlinear,
+            random_state,
+        )
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for _ in track(pool.map(write, range(len(sites))), "rendering sites", total=len(sites)):
                 pass
@@ -516,12 +538,12 @@ def _well_biology(
     return pd.DataFrame(np.clip(effects + variation, -4, 4), columns=list(BIOLOGY))
 
 
-def _batch_parameters(wells: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+def _batch_parameters(wells: pd.DataFrame, strength: float, rng: np.random.Generator) -> pd.DataFrame:
     experiment = pd.factorize(wells["experiment"])[0]
     plate = pd.factorize(wells["experiment"] + "_" + wells["plate"])[0]
     of_experiment = _heavy(rng.standard_normal((experiment.max() + 1, len(BATCH))))[experiment]
     of_plate = _heavy(rng.standard_normal((plate.max() + 1, len(BATCH))))[plate]
-    z = np.clip(of_experiment + PLATE_VARIATION * of_plate, -3, 3)
+    z = strength * np.clip(of_experiment + PLATE_VARIATION * of_plate, -3, 3)
     centre, step = np.array(list(BATCH.values())).T
     values = np.where(centre == 0, step * z, centre * np.exp(step * z))
     return pd.DataFrame(values, columns=list(BATCH))
@@ -562,6 +584,7 @@ def _write_site(
     batch: pd.DataFrame,
     texture: np.ndarray,
     image_size: int,
+    magnification: float,
     nonlinear: bool,
     random_state: int,
     i: int,
@@ -570,7 +593,7 @@ def _write_site(
 
     site = sites.iloc[i]
     rng = np.random.default_rng([random_state, i])
-    light = paint(biology.iloc[site["row"]].to_dict(), image_size, texture, rng)
+    light = paint(biology.iloc[site["row"]].to_dict(), image_size, texture, rng, magnification=magnification)
     image = expose(light, batch.iloc[site["row"]].to_dict(), rng, nonlinear=nonlinear)
     for channel, plane in enumerate(image, start=1):
         path = folder / site["folder"] / f"{site['well']}_s{site['site']}_w{channel}.png"
@@ -588,10 +611,13 @@ def _at(texture: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return texture.take((y.astype(np.int32) & wrap) * len(texture) + (x.astype(np.int32) & wrap))
 
 
-def _cells(biology: Mapping[str, float], size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _cells(
+    biology: Mapping[str, float], size: int, magnification: float, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Properties of each cell (float32), varied from cell to cell, and its place, direction and elongation."""
     mean = {name: centre * np.exp(step * biology[name]) for name, (centre, step) in BIOLOGY.items()}
-    spacing = 256 / np.sqrt(mean.pop("cell_count"))
+    mean |= {name: magnification * mean[name] for name in LENGTHS}
+    spacing = magnification * 256 / np.sqrt(mean.pop("cell_count"))
     lattice = np.arange(-spacing, size + spacing, spacing)
     y, x = (axis.ravel() for axis in np.meshgrid(lattice, lattice, indexing="ij"))
     x = x + spacing / 2 * (np.round(y / spacing) % 2)
@@ -623,9 +649,16 @@ def _owners(cells: Mapping[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> tu
     return owner, np.sqrt(squared)
 
 
-def paint(biology: Mapping[str, float], size: int, texture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def paint(
+    biology: Mapping[str, float],
+    size: int,
+    texture: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    magnification: float = 1.0,
+) -> np.ndarray:
     """Light that cells of the given factors send out, before any microscope: float32 (6, size, size)."""
-    cells = _cells(biology, size, rng)
+    cells = _cells(biology, size, magnification, rng)
     y, x = np.mgrid[:size, :size].astype(np.float32)
     a, b, c, d = rng.integers(0, len(texture), 4)
     x, y = x + 4 * _at(texture, 0.6 * x + a, 0.6 * y + b), y + 4 * _at(texture, 0.6 * x + c, 0.6 * y + d)

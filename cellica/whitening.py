@@ -1,8 +1,28 @@
-"""Whitening: a linear map after which the covariance of the fitted data is the identity."""
+"""Whitening: a linear map after which the covariance of the fitted data is the identity; and rows read by chunks."""
+
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
+
+CHUNK_SIZE = 4096  # rows
+
+
+class RowSource(Protocol):
+    """A matrix that is read by slices of rows: ``numpy.memmap``, ``h5py.Dataset``, ``zarr.Array``, a backed ``adata.X``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the values."""
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Rows, as a dense array."""
 
 
 class Whitening(TransformerMixin, BaseEstimator):
@@ -10,12 +30,14 @@ class Whitening(TransformerMixin, BaseEstimator):
 
     With covariance C = V diag(e) V^T (n - 1 in the denominator) and f = e + ridge * mean(e), PCA whitening is
     f^(-1/2) V^T and ZCA whitening V f^(-1/2) V^T (Kessy, Lewin and Strimmer, 2018). Without a ridge, directions that have
-    no variance are left out, so the rank may be lower than asked for: see ``rank_``.
+    no variance are left out, so the rank may be lower than asked for: see ``rank_``. A ``RowSource`` is read by chunks of
+    rows and never held as a whole.
 
     Parameters
     ----------
     n_components
-        Directions kept, largest variance first; None keeps all (without a ridge, all that have variance).
+        Directions kept, largest variance first; None keeps all (without a ridge, all that have variance), ``"auto"``
+        those above the noise (``signal_rank``).
     method
         ``"pca"``: outputs are principal components. ``"zca"``: outputs are as many as the features, as near to
         them as whitening allows.
@@ -37,34 +59,26 @@ class Whitening(TransformerMixin, BaseEstimator):
         Directions in use.
     """
 
-    def __init__(self, n_components: int | None = None, *, method: str = "pca", ridge: float = 0.0):
+    def __init__(self, n_components: int | str | None = None, *, method: str = "pca", ridge: float = 0.0):
         self.n_components = n_components
         self.method = method
         self.ridge = ridge
 
-    def fit(self, X: np.ndarray, y: object = None) -> "Whitening":
+    def fit(self, X: np.ndarray | RowSource, y: object = None) -> "Whitening":
         """Fit on X (n_samples, n_features); covariance and eigenvalues are taken in float64."""
         if self.method not in ("pca", "zca"):
             raise ValueError(f"method={self.method!r} is not known: use 'pca' or 'zca'")
         if self.ridge < 0:
             raise ValueError(f"ridge={self.ridge!r} is negative: use 0 or more")
-        if self.n_components is not None and self.n_components < 1:
-            raise ValueError(f"n_components={self.n_components!r} is not allowed: use 1 or more, or None for all")
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        self.mean_ = X.mean(axis=0, dtype=np.float64)
-        eigenvalues, vectors = np.linalg.eigh(covariance(X, self.mean_))
-        eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
-        precision = 10 * X.shape[1] * np.finfo(np.float64).eps  # float32 rounding, squared, lies below this too
-        self.rank_ = int(np.sum(eigenvalues > precision * max(eigenvalues[0], 0)))
-        if self.rank_ == 0:
-            raise ValueError(f"whitening needs variance, but all {len(X)} rows are identical")
-        eigenvalues = eigenvalues.clip(min=0)
-        if self.ridge > 0:
-            self.rank_ = len(eigenvalues)
-        if self.n_components is not None:
-            self.rank_ = min(self.rank_, self.n_components)
-        self.eigenvalues_ = eigenvalues[: self.rank_]
-        self.directions_ = vectors[:, : self.rank_].T
+        require_n_components(self.n_components)
+        X = validated(self, X)
+        self.mean_, eigenvalues, directions = principal_directions(X)
+        self.rank_ = len(eigenvalues) if self.ridge > 0 else rank(eigenvalues)
+        if self.n_components == "auto":
+            self.rank_ = min(self.rank_, signal_rank(eigenvalues, X.shape[0]))
+        elif self.n_components is not None:
+            self.rank_ = min(self.rank_, int(self.n_components))
+        self.eigenvalues_, self.directions_ = eigenvalues[: self.rank_], directions[: self.rank_]
         scale = np.sqrt(self.eigenvalues_ + self.ridge * eigenvalues.mean())[:, None]
         self.whitening_ = self.directions_ / scale
         self.dewhitening_ = (self.directions_ * scale).T
@@ -73,26 +87,130 @@ class Whitening(TransformerMixin, BaseEstimator):
             self.dewhitening_ = self.dewhitening_ @ self.directions_
         return self
 
-    def transform(self, X: np.ndarray) -> np.ndarray:
+    def transform(self, X: np.ndarray | RowSource) -> np.ndarray:
         """Whiten X (n_samples, n_features) to (n_samples, n_outputs), in the dtype of X."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return (X - self.mean_.astype(X.dtype)) @ self.whitening_.T.astype(X.dtype)
+        return project(validated(self, X, reset=False), self.whitening_, minus=self.mean_)
 
-    def inverse_transform(self, X: np.ndarray) -> np.ndarray:
+    def inverse_transform(self, X: np.ndarray | RowSource) -> np.ndarray:
         """Map whitened X back; exact where no direction was cut."""
         check_is_fitted(self)
-        return X @ self.dewhitening_.T.astype(X.dtype) + self.mean_.astype(X.dtype)
+        return project(X, self.dewhitening_, plus=self.mean_)
 
     @property
     def _n_features_out(self) -> int:
         return self.whitening_.shape[0]
 
 
-def covariance(X: np.ndarray, mean: np.ndarray, chunk_size: int = 16384) -> np.ndarray:
-    """Covariance (n_features, n_features) in float64, n - 1 in the denominator, by chunks of rows."""
-    total = np.zeros((X.shape[1], X.shape[1]))
-    for start in range(0, len(X), chunk_size):
-        centred = X[start : start + chunk_size] - mean
-        total += centred.T @ centred
-    return total / (len(X) - 1)
+def require_n_components(n_components: int | str | None) -> None:
+    """Refuse a number of components that is neither a count, nor ``"auto"``, nor None."""
+    if n_components is None or n_components == "auto":
+        return
+    if isinstance(n_components, str) or n_components < 1:
+        raise ValueError(f"n_components={n_components!r} is not allowed: use 1 or more, 'auto', or None for all")
+
+
+def principal_directions(X: np.ndarray | RowSource) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean (d,), eigenvalues (d,) of the covariance, largest first, and orthonormal directions (d, d) as rows."""
+    mean, covariance = mean_and_covariance(X)
+    eigenvalues, vectors = np.linalg.eigh(covariance)
+    if eigenvalues[-1] <= 0 or rank(eigenvalues[::-1]) == 0:
+        raise ValueError(f"whitening needs variance, but all {X.shape[0]} rows are identical")
+    return mean, eigenvalues[::-1].clip(min=0), vectors[:, ::-1].T
+
+
+def mean_and_covariance(X: np.ndarray | RowSource) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (d,) and covariance (d, d), n - 1 in the denominator, in float64, in one pass over chunks of rows."""
+    n, d = X.shape
+    shift = next(chunks(X)).mean(axis=0, dtype=np.float64)  # near the mean, so that little is cancelled below
+    total, outer = np.zeros(d), np.zeros((d, d))
+    for chunk in chunks(X):
+        centred = chunk - shift
+        total += centred.sum(axis=0)
+        outer += centred.T @ centred
+    offset = total / n
+    return shift + offset, (outer - n * np.outer(offset, offset)) / (n - 1)
+
+
+def rank(eigenvalues: np.ndarray) -> int:
+    """Number of directions that have variance, of eigenvalues with the largest first."""
+    precision = 10 * len(eigenvalues) * np.finfo(np.float64).eps  # float32 rounding, squared, lies below this too
+    return int(np.sum(eigenvalues > precision * max(eigenvalues[0], 0)))
+
+
+def signal_rank(eigenvalues: np.ndarray, n_samples: int) -> int:
+    """Number of directions above the noise, of eigenvalues (d,) of a covariance of ``n_samples`` rows; 1 at least.
+
+    The optimal hard threshold for singular values in noise of unknown level, a multiple of their median that depends
+    on the shape of the matrix (Gavish and Donoho, 2014, eq. 4 and 5). It takes at least half of the directions as noise.
+    """
+    varying = eigenvalues[: rank(eigenvalues)]
+    ratio = min(len(eigenvalues), n_samples - 1) / max(len(eigenvalues), n_samples - 1)
+    omega = 0.56 * ratio**3 - 0.95 * ratio**2 + 1.82 * ratio + 1.43
+    return max(1, int(np.sum(varying > omega**2 * np.median(varying))))
+
+
+def is_row_source(X: object) -> bool:
+    """Whether X is read by slices of rows rather than held in memory."""
+    lazy = isinstance(X, np.memmap) or not isinstance(X, np.ndarray)
+    has_rows = hasattr(X, "shape") and hasattr(X, "__getitem__") and isinstance(getattr(X, "dtype", None), np.dtype)
+    return lazy and has_rows and not hasattr(X, "tocsr")
+
+
+def validated(estimator: BaseEstimator, X: np.ndarray | RowSource, *, reset: bool = True) -> np.ndarray | RowSource:
+    """X as float64 or float32 with the number of features the estimator knows; a source of rows is left unread."""
+    if not is_row_source(X):
+        least = 2 if reset else 1
+        return validate_data(estimator, X, reset=reset, dtype=[np.float64, np.float32], ensure_min_samples=least)
+    if len(X.shape) != 2 or X.shape[0] < (2 if reset else 1) or X.shape[1] < 1:
+        raise ValueError(f"a source of rows has shape {X.shape}: use two axes, 2 rows and 1 feature at least")
+    if reset:
+        estimator.n_features_in_ = X.shape[1]
+    elif X.shape[1] != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {X.shape[1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    return X
+
+
+def working_dtype(X: np.ndarray | RowSource) -> np.dtype:
+    """float64 for float64, float32 for all else."""
+    return np.dtype(np.float64 if X.dtype == np.float64 else np.float32)
+
+
+def chunks(X: np.ndarray | RowSource, chunk_size: int = CHUNK_SIZE) -> Iterator[np.ndarray]:
+    """Rows of X in turn, float64 or float32; NaN and infinity are refused where X was not validated before."""
+    unseen = is_row_source(X)
+    for start in range(0, X.shape[0], chunk_size):
+        chunk = np.asarray(X[start : start + chunk_size], dtype=working_dtype(X))
+        if unseen and not np.isfinite(chunk).all():
+            row = start + int(np.argmin(np.isfinite(chunk).all(axis=1)))
+            raise ValueError(f"row {row} holds NaN or infinity: leave such rows out, or fill them")
+        yield chunk
+
+
+def project(
+    X: np.ndarray | RowSource, matrix: np.ndarray, *, minus: np.ndarray | float = 0.0, plus: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """``(X - minus) @ matrix.T + plus`` (n_samples, n_outputs) in the dtype of X, by chunks of rows."""
+    out = np.empty((X.shape[0], matrix.shape[0]), dtype=working_dtype(X))
+    weights = matrix.T.astype(out.dtype)
+    start = 0
+    for chunk in chunks(X):
+        rows = out[start : start + len(chunk)]
+        np.matmul((chunk - minus).astype(out.dtype, copy=False), weights, out=rows)  # centred in float64
+        rows += plus
+        start += len(chunk)
+    return out
+
+
+def sample(X: RowSource, chosen: np.ndarray, matrix: np.ndarray, minus: np.ndarray) -> np.ndarray:
+    """``(X[chosen] - minus) @ matrix.T`` for ascending row numbers, in one pass over chunks of rows."""
+    out = np.empty((len(chosen), matrix.shape[0]), dtype=working_dtype(X))
+    start = done = 0
+    for chunk in chunks(X):
+        end = int(np.searchsorted(chosen, start + len(chunk)))
+        out[done:end] = project(chunk[chosen[done:end] - start], matrix, minus=minus)
+        start, done = start + len(chunk), end
+    return out

@@ -8,9 +8,12 @@ from dataclasses import replace
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from cellica import artifacts, cli, correct, demo, simulate
+from cellica import artifacts, cli, correct, embedding, parts, simulate
+from cellica.plates import Plate
 
 
 def run(*arguments: object, code: int = 0) -> None:
@@ -40,11 +43,84 @@ def wells(screen, tmp_path_factory):
 
 def test_images_become_wells_with_provenance(wells):
     adata = artifacts.read_adata(wells)
-    assert adata.shape == (3 * 10, 192)
+    assert adata.shape == (3 * 10, 128)
     embedded = next(step for step in artifacts.provenance(adata) if step["verb"] == "embed")
     assert embedded["inputs"].keys() == {f"HUVEC-0{i}_1.zarr" for i in (1, 2, 3)}
     assert artifacts.provenance(adata)[-1]["inputs"].keys() == {f"HUVEC-0{i}_1.h5ad" for i in (1, 2, 3)}
     assert {"moa", "control", "intensity_w1", "n_sites"} <= set(adata.obs)
+
+
+@pytest.fixture
+def faulty_screen(screen, tmp_path):
+    """A screen with an empty image, an absent one, and one that the table does not list."""
+    folder = tmp_path / "faulty screen"
+    shutil.copytree(screen, folder)
+    images = sorted((folder / "images" / "HUVEC-01" / "Plate1").glob("*_w3.png"))
+    images[0].write_bytes(b"")
+    images[1].unlink()
+    shutil.copyfile(images[2], images[2].with_name("P24_s1_w3.png"))
+    return folder
+
+
+def test_ingest_tells_what_was_set_aside_and_ends_with_1_or_strictly_with_2(faulty_screen, tmp_path, capsys):
+    words = ("--quiet", "ingest", "rxrx1", faulty_screen, tmp_path / "plates", "--experiment", "HUVEC-01")
+    run(*words, code=1)
+    told = capsys.readouterr().out
+    assert "1 plates, 8 sites" in told
+    for reason in ("empty file", "file absent", "file not in the table"):
+        assert f"set aside 1 images{'' if 'table' in reason else ' of 1 sites'}: {reason} ('{faulty_screen}" in told
+    assert str(tmp_path / "plates" / "set_aside.csv") in told
+    listed = pd.read_csv(tmp_path / "plates" / "set_aside.csv")
+    assert len(listed) == 3
+    run(*words, "--strict", code=2)
+    assert len(pd.read_csv(tmp_path / "plates" / "set_aside.csv")) == 3
+    run("--quiet", "ingest", "rxrx1", faulty_screen, tmp_path / "plates", "--experiment", "HUVEC-02", "--strict")
+    stores = sorted(path.name for path in (tmp_path / "plates").glob("*.zarr"))
+    assert stores == ["HUVEC-01_1.zarr", "HUVEC-02_1.zarr"]
+
+
+def test_ingest_of_real_tiffs_one_row_a_file_with_percentiles(shared, tmp_path, capsys):
+    files = sorted((shared / "data" / "hcs_tiff_samples" / "nf1_plate2").glob("*.tif"))
+    rows = [(file.stem.split("_")[0], file.stem.split("_")[4], str(file)) for file in files]
+    table = pd.DataFrame(rows, columns=["Well", "Stain", "File"]).assign(Plate="NF1_2", drug="DMSO")
+    table.to_csv(tmp_path / "images.csv", index=False)
+    roles = {"experiment": "Plate:^(.*)_", "plate": "Plate:_(.*)$", "well": "Well", "channel": "Stain", "path": "File"}
+    words = ["ingest", "table", tmp_path / "images.csv", tmp_path / "plates", "--column", "perturbation=drug"]
+    words += [word for role, spec in roles.items() for word in ("--column", f"{role}={spec}")]
+    run(*words, code=2)
+    assert "images of 16 bits" in capsys.readouterr().err
+    words += ["--intensity-percentiles", 0.1, 99.9, "--intensity-from", "controls", "--control", "DMSO"]
+    run(*words, "--pixel-size", 0.33)
+    plate = Plate(tmp_path / "plates" / "NF1_2.zarr")
+    assert (plate.shape, plate.channels) == ((3, 904, 1224), ["DAPI", "GFP", "RFP"])
+    assert plate.sites["control"].tolist() == ["negative"] * 3
+    step = plate.provenance[0]
+    assert set(step["intensity_ranges"]) == {"DAPI", "GFP", "RFP"}
+    assert step["parameters"]["pixel_size"] == 0.33
+    for _, fields in plate.fields():
+        assert all(0 < field.mean() < 255 for field in fields.reshape(-1, 904, 1224))
+
+
+def test_ingest_of_parquet_shards(shared, tmp_path, capsys):
+    folder = shared / "data" / "rxrx3_jp2_sample"
+    keys = [f"gene-001/Plate9/AA41_s1_{i}" for i in range(1, 7)]
+    images = [(folder / f"AA41_s1_{i}.jp2").read_bytes() for i in range(1, 7)]
+    core = tmp_path / "core"
+    (core / "data").mkdir(parents=True)
+    for i in range(2):
+        shard = pa.table({"__key__": keys[i::2], "jp2": [{"bytes": image, "path": None} for image in images[i::2]]})
+        pq.write_table(shard, core / "data" / f"train-{i:05d}-of-00002.parquet")
+    well = {"treatment": "EMPTY_control", "gene": "EMPTY_control", "SMILES": None, "concentration": None}
+    well |= {"perturbation_type": "CRISPR", "cell_type": "HUVEC"}
+    names = ["gene-001_9_AA41", "gene-002_1_A01"]
+    pd.DataFrame([{"well_id": name, **well} for name in names]).to_csv(core / "metadata_rxrx3_core.csv", index=False)
+    run("ingest", "rxrx3-core", core, tmp_path / "one", "--experiment", "gene-001", "--plate", "9")
+    assert "1 plates, 1 sites" in capsys.readouterr().out
+    run("ingest", "rxrx3-core", core, tmp_path / "all", code=1)
+    assert "set aside 1 plates: no image of the plate" in capsys.readouterr().out
+    run("ingest", "rxrx3-core", core, tmp_path / "all", "--z", "max", code=2)
+    run("ingest", "rxrx3-core", core, tmp_path / "all", "--column", "well=address", code=2)
+    assert "--column is not for 'ingest rxrx3-core'" in capsys.readouterr().err
 
 
 def test_several_plates_in_one_file_give_the_same_wells(wells, tmp_path):
@@ -69,8 +145,57 @@ def test_embed_goes_on_where_it_stopped_and_past_a_plate_that_fails(wells, tmp_p
     assert "1 plates embedded, 1 there already" in told
     assert "failed: HUVEC-09_1" in told
     assert (tmp_path / "sites" / "HUVEC-01_1.h5ad").stat().st_mtime_ns == before
-    assert sorted(path.name for path in (tmp_path / "sites").iterdir()) == ["HUVEC-01_1.h5ad", "HUVEC-03_1.h5ad"]
+    assert sorted(path.name for path in (tmp_path / "sites").glob("[!.]*")) == ["HUVEC-01_1.h5ad", "HUVEC-03_1.h5ad"]
     run("embed", stores[0], stores[0], *words, code=2)
+
+
+def test_embed_leaves_an_output_to_the_run_that_writes_it(wells, tmp_path, capsys):
+    store = wells.parent / "plates" / "HUVEC-01_1.zarr"
+    words = ("embed", store, "--encoder", "camae-mini", "--weights", "random", "--out")
+    for out, target in ((tmp_path / "a.h5ad",) * 2, (tmp_path / "sites", tmp_path / "sites" / "HUVEC-01_1.h5ad")):
+        with parts.claimed(target):
+            run(*words, out, code=2)
+            assert f"another run is writing {target} now" in capsys.readouterr().err
+            assert not target.exists()
+        run(*words, out)
+        assert target.exists()
+
+
+def test_embed_goes_on_from_plates_that_a_stopped_run_finished(wells, tmp_path, capsys, monkeypatch):
+    """Three plates in one file: the third fails, and the first two are not computed again."""
+    stores = sorted((wells.parent / "plates").glob("*.zarr"))
+    words = (*stores, "--out", tmp_path / "sites.h5ad", "--encoder", "camae-mini", "--weights", "random")
+    embed = embedding.embed
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "cellica.encoder.embed", lambda plate, *a, **k: 1 / 0 if "-03" in plate.name else embed(plate, *a, **k)
+        )
+        run("embed", *words, code=2)
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".h5ad")] == []
+    capsys.readouterr()
+    run("embed", *words)
+    told = capsys.readouterr().err
+    assert told.count("10 of 10 sites are embedded already") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["sites.h5ad"]
+
+
+def test_embed_verifies(wells, tmp_path, capsys):
+    store = wells.parent / "plates" / "HUVEC-01_1.zarr"
+    adata = artifacts.read_adata(wells)
+    published = adata.to_df().assign(well_id=adata.obs_names)
+    published.to_parquet(tmp_path / "same.parquet")
+    published.assign(feature_0=100 * published["feature_0"].abs() + 100).to_parquet(tmp_path / "other.parquet")
+    published.drop(columns="feature_7").to_parquet(tmp_path / "narrow.parquet")
+    words = ("embed", store, "--encoder", "camae-mini", "--weights", "random", "--verify")
+    run(*words, tmp_path / "same.parquet", "--out", tmp_path / "a.h5ad")
+    assert "10 wells shared with" in capsys.readouterr().out
+    assert artifacts.read_adata(tmp_path / "a.h5ad").uns["cellica"]["verify"]["n_shared"] == 10
+    run(*words, tmp_path / "other.parquet", "--out", tmp_path / "sites", code=1)
+    assert "WARNING: these are NOT the published embeddings: 10 of 10 wells" in capsys.readouterr().out
+    assert not artifacts.read_adata(tmp_path / "sites" / "HUVEC-01_1.h5ad").uns["cellica"]["verify"]["agrees"]
+    run(*words, tmp_path / "narrow.parquet", "--out", tmp_path / "b.h5ad", code=2)
+    assert "embeddings of 127 features, not of 128" in capsys.readouterr().err
+    assert not (tmp_path / "b.h5ad").exists()
 
 
 def test_correct_save_apply_evaluate_compare_report(wells, tmp_path, capsys):
@@ -101,11 +226,18 @@ def test_correct_save_apply_evaluate_compare_report(wells, tmp_path, capsys):
     np.testing.assert_allclose(again, adata.obsm["X_center+sphere"], atol=1e-5)
 
     capsys.readouterr()
+    run("correct", wells, "--out", tmp_path / "c.h5ad", "--method", "ica", "--mixed", "regress", "--tune")
+    shown = capsys.readouterr().out
+    assert "confounding: 1 of 6 perturbations" in shown
+    assert "tune: " in shown
+    assert artifacts.read_adata(tmp_path / "c.h5ad").uns["cellica"]["ica"]["parameters"]["mixed"] == "regress"
+
     run("evaluate", corrected, "--out", scores, "--rep", "X", "--rep", "X_ica", "--class-key", "moa")
     shown = capsys.readouterr().out
     assert "replicate_map" in shown
     assert "X_ica" in shown
-    assert {"X", "X_ica", "baseline:position", "baseline:intensity"} == set(pd.read_csv(scores)["rep"])
+    baselines = {f"baseline:{name}" for name in ("position", "intensity", "quality", "cell_count")}
+    assert {"X", "X_ica"} | baselines == set(pd.read_csv(scores)["rep"])
     run("compare", wells, "--out", tmp_path / "comparison.csv", "--method", "none", "--method", "wccn")
     assert "X_wccn" in set(pd.read_csv(tmp_path / "comparison.csv")["rep"])
 
@@ -121,7 +253,7 @@ def test_demo_takes_all_stages(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cellica.correct.DEFAULT_COMPARISON", ("none", "center+sphere", "ica"))
     run("demo", tmp_path / "demo")
     told = capsys.readouterr()
-    assert "random weights" in told.err
+    assert "camae-mini, a small encoder trained on simulated screens" in told.err
     assert str(tmp_path / "demo" / "report.html") in told.out
     made = {path.name for path in (tmp_path / "demo").iterdir() if not path.name.startswith(".")}
     assert made == {
@@ -129,7 +261,6 @@ def test_demo_takes_all_stages(tmp_path, monkeypatch, capsys):
     }
     run("demo", tmp_path / "demo", code=2)
     assert "--force" in capsys.readouterr().err
-    assert demo.WEIGHTS == "random"
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +298,12 @@ DOORS = {
         "correct {wells} --out {out} --method ica --apply {faulty}/model.safetensors",
         "both of --method and --apply",
     ),
+    "options that --apply ignores": (
+        "correct {wells} --out {out} --apply {faulty}/model.safetensors --batch-key plate --ridge 1 --random-state 3 --tune",
+        "--apply keeps these as they were in its fit: leave out --batch-key, --ridge, --tune, --random-state",
+    ),
+    "nothing to tune": ("correct {wells} --out {out} --method none --tune", "nothing to tune: none has no ridge"),
+    "unknown mixed": ("correct {wells} --out {out} --method ica --mixed drop", "mixed='drop' is not known"),
     "NaN rows": ("correct {faulty}/nan.h5ad --out {out} --method ica", "1 of 30 wells hold values that are not finite"),
     "one batch": ("correct {faulty}/one_batch.h5ad --out {out} --method ica", "holds one, 'HUVEC-01'"),
     "no controls": ("correct {faulty}/no_controls.h5ad --out {out} --method center", "found 0 in 30 wells"),
@@ -182,9 +319,28 @@ DOORS = {
     "no truth": ("evaluate {wells} --out {out} --truth {faulty}/nowhere", "nowhere"),
     "no screen": ("ingest rxrx1 {faulty} {out}", "metadata.csv"),
     "no column": ("ingest table {faulty}/table.csv {out}", "columns are 'a', 'b'"),
+    "no image": ("ingest rxrx1 {faulty} {out} --metadata {screen}", "none of the"),
+    "percentiles and range": (
+        "ingest rxrx1 {screen} {out} --intensity-range 0 9 --intensity-percentiles 1 99",
+        "both intensity_range and intensity_percentiles",
+    ),
+    "unknown wells for percentiles": (
+        "ingest rxrx1 {screen} {out} --intensity-percentiles 1 99 --intensity-from some",
+        "choose one of all, controls",
+    ),
+    "unknown z": ("ingest rxrx1 {screen} {out} --z sum", "choose 'max', 'mean' or the number of a plane"),
+    "metadata for a table": ("ingest table {faulty}/table.csv {out} --metadata {screen}", "--metadata is not for"),
     "unknown experiment": ("ingest rxrx1 {screen} {out} --experiment HELA", "--experiment HELA is not in the screen"),
     "no plate": ("embed {faulty} --out {out} --encoder camae-mini --weights random", "faulty"),
     "no weights": ("embed {plate} --out {out} --encoder openphenom", "recursionpharma/OpenPhenom"),
+    "no published embeddings": (
+        "embed {plate} --out {out} --encoder camae-mini --weights random --verify {faulty}/table.csv",
+        "needs a column well_id or site_id",
+    ),
+    "no such channel": (
+        "embed {plate} --out {out} --encoder camae-mini --weights random --nuclei DNA",
+        "no channel 'DNA' of nuclei",
+    ),
     "unknown encoder": ("embed {plate} --out {out} --encoder vit --weights random", "camae-mini"),
     "import without columns": ("import table {faulty}/table.csv --out {out}", "no column"),
     "bad --column": ("import table {faulty}/table.csv --out {out} --column plate", "write role=SPEC"),
@@ -223,7 +379,7 @@ def test_outputs_are_not_replaced_without_force(wells, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "verb", ["demo", "ingest", "embed", "import", "profile", "correct", "evaluate", "compare", "report"]
+    "verb", ["demo", "fetch", "ingest", "embed", "import", "profile", "correct", "evaluate", "compare", "report"]
 )
 def test_every_verb_has_help_with_an_example(verb, capsys):
     run(verb, "--help")
@@ -255,3 +411,39 @@ def test_version_names_what_matters(capsys):
     told = capsys.readouterr().out
     assert told.startswith("cellica 0.")
     assert "torch " in told
+
+
+def test_fetch_lists_plans_asks_for_the_terms_and_takes_what_is_there(tmp_path, capsys):
+    run("fetch", "--list")
+    assert "rxrx3-core: RxRx3-core: 222,601 wells" in capsys.readouterr().out
+    run("fetch", "rxrx3-core", "--list")
+    assert "data/train-00034-of-00035.parquet (about 496.9 MB): the images" in capsys.readouterr().out
+    run("fetch", "rxrx1", tmp_path / "a", "--file", "*metadata*", "--dry-run")
+    assert f"{tmp_path / 'a' / 'rxrx1-metadata.zip'} (about 1.0 MB): to fetch" in capsys.readouterr().out
+    run("fetch", "rxrx1", tmp_path / "a", code=2)
+    told = capsys.readouterr().err
+    assert "CC BY-NC-SA 4.0" in told
+    assert "--accept-license" in told
+    assert not (tmp_path / "a").exists()
+    run("fetch", code=2)
+    assert "name a data set (openphenom" in capsys.readouterr().err
+    run("fetch", "rxrx2", tmp_path, code=2)
+    assert "'rxrx2' is not known" in capsys.readouterr().err
+
+    head = """name = "own"\ntitle = "Own"\npurpose = "test"\nlicence = "CC0"\nlicence_url = "u"\nnon_commercial = false\n"""
+    own = tmp_path / "own.toml"
+    own.write_text(head + """[[files]]\npath = "a.csv"\nsource = "http://127.0.0.1:9/{path}"\nsize = 3\n""")
+    (tmp_path / "a.csv").write_text("a,b")
+    run("fetch", own, tmp_path)
+    assert "a.csv (3 B): there, no SHA-256 was known" in capsys.readouterr().out
+
+
+def test_pretrain_makes_an_encoder_and_goes_on(wells, tmp_path, capsys):
+    stores = sorted((wells.parent / "plates").glob("*.zarr"))
+    out = tmp_path / "model.safetensors"
+    run("pretrain", *stores, "--out", out, "--steps", 2, "--batch-size", 2, "--device", "cpu")
+    assert "2 steps, mean squared error" in capsys.readouterr().out
+    assert {out, out.with_suffix(".csv"), out.with_suffix(".png")} < set(tmp_path.iterdir())
+    run("embed", stores[0], "--out", tmp_path / "s.h5ad", "--encoder", "camae", "--weights", out)
+    run("pretrain", *stores, "--out", out, "--steps", 2, code=2)
+    assert "exists already" in capsys.readouterr().err

@@ -2,12 +2,14 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import timm
 import torch
@@ -15,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from cellica import artifacts, camae, checkpoints, encoder, images, plates
-from cellica.schema import InputError, MissingFileError, PlateError, WeightsError
+from cellica import artifacts, camae, checkpoints, embedding, encoder, progress, timm_models
+from cellica.schema import InputError, MissingFileError, WeightsError
 
 TINY = camae.Geometry(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, max_in_chans=6)
 
@@ -41,6 +43,21 @@ def write_tiny(folder, state=None, **config):
     save_file(tiny_state() if state is None else state, file)
     (folder / "config.json").write_text(json.dumps({"max_in_chans": 6, **config}))
     return file
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """An empty Hugging Face cache: what this machine has does not matter."""
+    folder = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr(checkpoints.constants, "HF_HUB_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def said(monkeypatch):
+    notes = []
+    monkeypatch.setattr(progress, "say", notes.append)
+    return notes
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +152,7 @@ def test_images_are_embedded_one_by_one_and_channels_in_any_order(tiny, n, chann
     rng = np.random.default_rng(seed)
     images = random_images(n, channels, 32, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(encoder.TOKENS_AT_ONCE, "cpu", at_once)
+        patch.setitem(embedding.TOKENS_AT_ONCE, "cpu", at_once)
         whole, by_channel = tiny(images), tiny.channelwise(images).unflatten(1, (channels, -1))
         images_order, channel_order = rng.permutation(n), rng.permutation(channels)
         shuffled = images[images_order][:, channel_order]
@@ -170,6 +187,7 @@ def test_low_precision_gives_float32_near_the_exact(tiny, dtype):
     low, exact = dataclasses.replace(tiny, dtype=dtype)(images), tiny(images)
     assert low.dtype == torch.float32
     assert 0 < (low - exact).abs().max() < 0.05 * exact.abs().max()
+    assert torch.nn.functional.cosine_similarity(low, exact).min() >= 0.9999
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -322,13 +340,22 @@ def test_openphenom_geometry():
     assert torch.isfinite(embedding).all()
 
 
+def test_bundled_weights_are_small_and_trained():
+    model = encoder.load("camae-mini", device="cpu")
+    assert encoder.BUNDLED["camae-mini"].stat().st_size < 6e6
+    assert (model.n_features, model.img_size, model.weights) == (128, 64, "camae-mini.safetensors")
+    _, config = checkpoints.read_checkpoint(encoder.BUNDLED["camae-mini"])
+    assert config["provenance"][0]["verb"] == "pretrain"
+    assert model(random_images(2, 6, 64)).shape == (2, 128)
+
+
 def test_random_weights_come_from_the_seed():
     state = torch.get_rng_state()
     first, again, other = (
         encoder.load("camae-mini", weights="random", device="cpu", random_state=seed) for seed in (3, 3, 4)
     )
     assert torch.equal(torch.get_rng_state(), state)
-    images = random_images(1, 2, 128)
+    images = random_images(1, 2, 64)
     torch.testing.assert_close(first(images), again(images), rtol=0, atol=0)
     assert first.weights_sha256 == again.weights_sha256 != other.weights_sha256
     assert (first(images) - other(images)).abs().mean() > 0.01
@@ -340,8 +367,8 @@ def test_random_weights_come_from_the_seed():
 def test_random_weights_tell_spots_from_noise(layer_scale):
     """Instance-normalised, both have the same mean patch: blocks tell them apart, unless LayerScale mutes them."""
     rng = np.random.default_rng(0)
-    spots = np.where(rng.random((12, 1, 128, 128)) < 0.002, 255, 10).astype(np.uint8)
-    images = np.concatenate([random_images(12, 1, 128), spots])
+    spots = np.where(rng.random((12, 1, 64, 64)) < 0.002, 255, 10).astype(np.uint8)
+    images = np.concatenate([random_images(12, 1, 64), spots])
     untrained = encoder.load("camae-mini", weights="random", device="cpu")
     for block in untrained.model.blocks:
         block.ls["gamma"].mul_(layer_scale)
@@ -355,10 +382,10 @@ def test_random_weights_tell_spots_from_noise(layer_scale):
     ("name", "weights", "told"),
     [
         ("openphenom", None, ["recursionpharma/OpenPhenom", "Hugging Face", "Non-Commercial", 'weights="random"']),
-        ("camae-mini", None, ["weights=FILE", 'weights="random"']),
+        ("openphenom", None, ["cellica fetch openphenom DIR", "weights=DIR"]),
         ("camae", None, ["weights=FILE"]),
         ("camae", "random", ["no geometry"]),
-        ("timm/resnet18", None, ["weights=FILE", 'weights="random"']),
+        ("timm/resnet18", None, ["weights=FILE", 'weights="random"', "timm/resnet18.a1_in1k on Hugging Face"]),
     ],
 )
 def test_without_weights_the_error_says_how_to_get_them(name, weights, told):
@@ -376,7 +403,9 @@ def test_without_weights_the_error_says_how_to_get_them(name, weights, told):
         ({"name": "timm/resnet18.no_such_tag"}, "no_such_tag"),
         ({"device": "tpu"}, "auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "choose auto or cpu"),
+        ({"device": "mps"}, "auto, cpu, cuda or cuda:N"),
         ({"dtype": "float64"}, "float32, bfloat16, float16"),
+        ({"channels": "sum"}, "choose one of mean, concat"),
     ],
 )
 def test_unknown_options(arguments, told):
@@ -395,16 +424,114 @@ def test_gpu_asked_for_and_absent(monkeypatch):
 def test_file_that_is_not_there(tmp_path):
     with pytest.raises(MissingFileError, match="absent"):
         encoder.load("camae", tmp_path / "absent.safetensors")
+    with pytest.raises(MissingFileError, match=r"model\.safetensors"):
+        encoder.load("camae", tmp_path)
+
+
+def test_channels_may_be_concatenated(tiny):
+    images = random_images(2, 3, 32)
+    concat = dataclasses.replace(tiny, channels="concat")
+    torch.testing.assert_close(concat(images), tiny.channelwise(images), rtol=0, atol=0)
+    assert encoder.load("camae-mini", "random", device="cpu", channels="concat").channels == "concat"
+
+
+def test_a_cpu_that_is_slow_in_a_dtype_is_said_to_be(said, monkeypatch):
+    seconds = iter([0.0, 9.0, 10.0, 12.0] * 2)
+    monkeypatch.setattr(encoder.time, "perf_counter", lambda: next(seconds))
+    encoder.load("camae-mini", "random", device="cpu", dtype="bfloat16")
+    assert said == ["this CPU multiplies bfloat16 4.5 times slower than float32: float32 is the better choice"]
+    encoder.load("camae-mini", "random", device="cpu")
+    assert len(said) == 1
+
+
+# ---------------------------------------------------------------------------------------------- where weights are found
+
+
+def put(cache, repository, revision, file, state, main=False):
+    """A file as huggingface_hub leaves it in its cache."""
+    folder = cache / f"models--{repository.replace('/', '--')}"
+    target = folder / "snapshots" / revision / file
+    target.parent.mkdir(parents=True)
+    save_file(state, target)
+    if main:
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(revision)
+    return target
+
+
+def small(name, seed):
+    """timm's model with another seed, and its weights: head included."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = timm.create_model(name, pretrained=False).eval()
+    return model, model.state_dict()
+
+
+def test_a_folder_that_holds_the_weights(tiny, tmp_path):
+    write_tiny(tmp_path)
+    images = random_images(1, 2, 32)
+    torch.testing.assert_close(encoder.load("camae", tmp_path, device="cpu")(images), tiny(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_openphenom_comes_from_the_cache_and_names_its_licence(cache, said, main):
+    model = camae.CAMAE(encoder.NAMED["openphenom"])
+    state = {checkpoints.PREFIX + key: tensor for key, tensor in model.state_dict().items()}
+    file = put(cache, "recursionpharma/OpenPhenom", "a" * 40, "model.safetensors", state, main)
+    loaded = encoder.load("openphenom", device="cpu")
+    assert loaded.weights == "model.safetensors (not a release of OpenPhenom that cellica knows)"
+    assert loaded.weights_sha256 == artifacts.sha256(file)
+    assert said == [f"weights of openphenom from the Hugging Face cache: {file}", encoder.LICENCE]
+
+
+def test_timm_weights_come_from_the_cache(cache):
+    _, state = small("test_vit.r160_in1k", 5)
+    put(cache, "timm/test_vit.r160_in1k", "b" * 40, "model.safetensors", small("test_vit.r160_in1k", 6)[1])
+    file = put(cache, "timm/test_vit.r160_in1k", "a" * 40, "model.safetensors", state, main=True)
+    found = encoder.load("timm/test_vit.r160_in1k", device="cpu")
+    given = encoder.load("timm/test_vit.r160_in1k", file, device="cpu")
+    assert found.weights_sha256 == given.weights_sha256 == artifacts.sha256(file)
+    images = random_images(1, 2, 160)
+    torch.testing.assert_close(found(images), given(images), rtol=0, atol=0)
+
+
+def test_without_main_the_newest_revision_is_taken(cache):
+    for age, revision in ((1, "a"), (3, "c"), (2, "b")):
+        file = put(cache, "x/y", revision * 40, "model.safetensors", {"t": torch.zeros(1)})
+        os.utime(file, (age, age))
+    assert checkpoints.cached("x/y").parent.name == "c" * 40
+    assert checkpoints.cached("x/z") is None
+
+
+def test_the_cache_is_where_hf_home_says(tmp_path):
+    file = put(tmp_path / "hub", "x/y", "a" * 40, "pytorch_model.bin", {"t": torch.zeros(1)}, main=True)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGINGFACE"))}
+    source = "from cellica import checkpoints; print(checkpoints.cached('x/y'))"
+    told = subprocess.run(
+        [sys.executable, "-c", source],
+        env=environment | {"HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == str(file)
+
+
+def test_pickles_from_the_cache_run_nothing(cache, tmp_path):
+    file = put(cache, "timm/test_vit.r160_in1k", "a" * 40, "pytorch_model.bin", {"t": torch.zeros(1)}, main=True)
+    trap = tmp_path / "sprung"
+    torch.save({"state_dict": {}, "x": Trap(trap)}, file)
+    with pytest.raises(WeightsError, match="cannot be read as weights"):
+        encoder.load("timm/test_vit.r160_in1k")
+    assert not trap.exists()
 
 
 # ---------------------------------------------------------------------------------------------- timm
 
 
 def test_timm_model_reads_channels_one_by_one(tmp_path):
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        theirs = timm.create_model("test_vit.r160_in1k", pretrained=False).eval()
-    save_file(theirs.state_dict(), tmp_path / "vit.safetensors")  # head included
+    theirs, state = small("test_vit.r160_in1k", 5)
+    save_file(state, tmp_path / "vit.safetensors")
     ours = encoder.load("timm/test_vit.r160_in1k", tmp_path / "vit.safetensors", device="cpu")
     assert (ours.img_size, ours.max_channels, ours.n_features) == (160, None, 64)
     images = random_images(2, 13, 160)
@@ -416,8 +543,26 @@ def test_timm_model_reads_channels_one_by_one(tmp_path):
         expected = torch.stack([theirs.forward_head(theirs.forward_features(x), pre_logits=True) for x in channels], 1)
     torch.testing.assert_close(ours.channelwise(images), expected.flatten(1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours(images), expected.mean(1), rtol=1e-4, atol=1e-4)
+    concat = encoder.load("timm/test_vit.r160_in1k", tmp_path / "vit.safetensors", device="cpu", channels="concat")
+    torch.testing.assert_close(concat(images), expected.flatten(1), rtol=1e-4, atol=1e-4)
     with pytest.raises(InputError, match="no class token"):
         ours.class_token(images)
+
+
+@pytest.mark.parametrize("name", ["test_resnet.r160_in1k", "test_convnext.r160_in1k", "test_efficientnet.r160_in1k"])
+def test_timm_models_of_other_kinds(name):
+    """Convolutional ones, and one with a head of several layers: features come before the classifier."""
+    model = encoder.load(f"timm/{name}", "random", device="cpu")
+    images = random_images(2, 3, model.img_size)
+    assert model(images).shape == (2, model.n_features)
+    alone = torch.stack([model(images[:, [c]]) for c in range(3)], dim=1)
+    torch.testing.assert_close(model(images), alone.mean(dim=1), rtol=1e-4, atol=1e-5)
+
+
+def test_names_of_timms_weights():
+    assert timm_models.repository("resnet18") == "timm/resnet18.a1_in1k"
+    assert timm_models.repository("resnet18.no_such_tag") is None
+    assert timm_models.repository("no_such_model") is None
 
 
 def test_timm_weights_that_do_not_fit(tmp_path):
@@ -433,137 +578,3 @@ def test_timm_random_weights_come_from_the_seed():
     images = random_images(2, 2, 160)
     torch.testing.assert_close(first(images), again(images), rtol=0, atol=0)
     assert first.weights_sha256 == again.weights_sha256 != other.weights_sha256
-
-
-# ---------------------------------------------------------------------------------------------- plates
-
-
-@dataclasses.dataclass
-class StubPlate:
-    pixels: np.ndarray
-    path: Path
-    sites: pd.DataFrame = dataclasses.field(init=False)
-    name: str = "HEPG2-01_1"
-    experiment: str = "HEPG2-01"
-    plate: str = "1"
-    provenance: list = dataclasses.field(default_factory=lambda: [artifacts.step("ingest", {"source": "stub"})])
-
-    def __post_init__(self):
-        self.path.mkdir()
-        (self.path / "zarr.json").write_text("{}")
-        self.channels = [f"w{i + 1}" for i in range(self.pixels.shape[1])]
-        self.shape = self.pixels.shape[1:]
-        ids = [f"HEPG2-01_1_B02_{i + 1}" for i in range(len(self.pixels))]
-        self.sites = pd.DataFrame({"experiment": "HEPG2-01", "plate": "1", "well": "B02"}, index=ids)
-
-    def fields(self, chunk_size):
-        for start in range(0, len(self.pixels), chunk_size):
-            rows = slice(start, start + chunk_size)
-            yield self.sites.iloc[rows], self.pixels[rows]
-
-
-@pytest.mark.parametrize("chunk_size", [1, 2, 8])
-def test_field_is_the_mean_of_its_crops(tiny, tmp_path, chunk_size):
-    pixels = random_images(5, 3, 64)
-    plate = StubPlate(pixels, tmp_path / "p.zarr")
-    plate.channels[2] = "ER/RNA"
-    adata = encoder.embed(plate, tiny, chunk_size=chunk_size)
-    corners = [(0, 0), (0, 32), (32, 0), (32, 32)]
-    expected = torch.stack([tiny(pixels[:, :, y : y + 32, x : x + 32]) for y, x in corners]).mean(0).numpy()
-    np.testing.assert_allclose(adata.X, expected, rtol=1e-5, atol=1e-5)
-    assert adata.X.dtype == np.float32
-    assert list(adata.obs_names) == list(plate.sites.index)
-    assert list(adata.var_names) == [f"feature_{i}" for i in range(16)]
-    assert list(adata.obs["well"]) == ["B02"] * 5
-    for channel, key in enumerate(["intensity_w1", "intensity_w2", "intensity_ER_RNA"]):
-        assert adata.obs[key].dtype == np.float32
-        np.testing.assert_allclose(adata.obs[key], pixels[:, channel].mean(axis=(1, 2)), rtol=1e-6)
-    assert "intensity_w1" not in plate.sites
-
-
-def test_field_of_512_pixels_is_the_mean_of_four_crops_of_256(tmp_path):
-    geometry = camae.Geometry(img_size=256, patch_size=64, embed_dim=16, depth=1, num_heads=2, max_in_chans=6)
-    model = encoder.load("camae", write_tiny(tmp_path, tiny_state(geometry)), device="cpu")
-    pixels = random_images(2, 3, 512)
-    adata = encoder.embed(StubPlate(pixels, tmp_path / "p.zarr"), model)
-    crops = [pixels[:, :, y : y + 256, x : x + 256] for y in (0, 256) for x in (0, 256)]
-    expected = np.mean([model(crop).numpy() for crop in crops], axis=0)
-    np.testing.assert_allclose(adata.X, expected, rtol=1e-5, atol=1e-5)
-    assert artifacts.provenance(adata)[-1]["parameters"]["crops_per_field"] == 4
-
-
-def test_provenance_is_recorded_and_written(tiny, tmp_path):
-    plate = StubPlate(random_images(2, 3, 32), tmp_path / "p.zarr")
-    adata = encoder.embed(plate, tiny)
-    artifacts.write_adata(adata, tmp_path / "sites.h5ad")
-    first, last = artifacts.provenance(artifacts.read_adata(tmp_path / "sites.h5ad"))
-    assert first["verb"] == "ingest"
-    assert last["verb"] == "embed"
-    assert last["weights_sha256"] == tiny.weights_sha256
-    assert last["inputs"] == {"p.zarr": artifacts.sha256(plate.path)}
-    expected = {"encoder": "camae", "dtype": "float32", "device": "cpu", "crop_size": 32, "crops_per_field": 1}
-    assert last["parameters"].items() >= expected.items()
-
-
-@pytest.mark.parametrize(
-    ("shape", "told"),
-    [
-        ((2, 7, 32, 32), "7 channels, camae takes at most 6"),
-        ((2, 3, 31, 64), "fields of 31 x 64 pixels, camae needs 32 x 32 at least"),
-        ((0, 3, 32, 32), "has no sites"),
-    ],
-)
-def test_plates_that_do_not_fit_are_refused_before_compute(tiny, tmp_path, shape, told):
-    class Unread(StubPlate):
-        def fields(self, chunk_size):
-            raise AssertionError("read")
-
-    with pytest.raises(InputError) as error:
-        encoder.embed(Unread(np.zeros(shape, np.uint8), tmp_path / "p.zarr"), tiny)
-    assert told in str(error.value)
-
-
-def test_chunks_of_no_fields_are_refused(tiny, tmp_path):
-    with pytest.raises(InputError, match="chunk_size is 0"):
-        encoder.embed(StubPlate(random_images(1, 1, 32), tmp_path / "p.zarr"), tiny, chunk_size=0)
-
-
-def test_embeddings_that_are_not_finite_name_the_sites(tiny, tmp_path):
-    class Broken(torch.nn.Module):
-        def forward(self, images):
-            channels = torch.zeros(*images.shape[:2], 16)
-            channels[images.amax(dim=(1, 2, 3)) == 255] = math.nan
-            return channels[:, 0], channels
-
-    pixels = np.zeros((4, 2, 32, 32), np.uint8)
-    pixels[[1, 3], 0, 5, 5] = 255
-    with pytest.raises(InputError, match=r"2 sites are not finite \('HEPG2-01_1_B02_2', 'HEPG2-01_1_B02_4'\)"):
-        encoder.embed(StubPlate(pixels, tmp_path / "p.zarr"), dataclasses.replace(tiny, model=Broken()))
-
-
-def test_plate_that_loses_sites(tiny, tmp_path):
-    class Lossy(StubPlate):
-        def fields(self, chunk_size):
-            yield self.sites.iloc[:1], self.pixels[:1]
-
-    with pytest.raises(PlateError, match="lists 3 sites and gave 1"):
-        encoder.embed(Lossy(random_images(3, 1, 32), tmp_path / "p.zarr"), tiny)
-
-
-def test_real_plates(tiny, shared, tmp_path):
-    """Real images on disk to one embedding a site, equal to those of the pixels; intensities too."""
-    root = shared / "data" / "rxrx1_images"
-    channels = [f"w{i}" for i in range(1, 7)]
-    paths = [root / "train" / "HUVEC-01" / "Plate1" / f"B02_s1_{channel}.png" for channel in channels]
-    site = {"experiment": "HUVEC-01", "plate": "1", "well": "B02", "site": 1, "control": "negative"}
-    row = site | {f"path_{channel}": str(path) for channel, path in zip(channels, paths)}
-    plates.ingest(pd.DataFrame([row], index=["HUVEC-01_1_B02_1"]), tmp_path)
-    adata = encoder.embed(tmp_path / "HUVEC-01_1.zarr", tiny)
-    pixels = np.stack([images.decode(path) for path in paths])
-    assert list(adata.obs_names) == ["HUVEC-01_1_B02_1"]
-    expected = tiny(images.crops(pixels, 32)).mean(dim=0).numpy()
-    np.testing.assert_allclose(adata.X[0], expected, rtol=1e-5, atol=1e-5)
-    intensity = adata.obs.filter(like="intensity_").iloc[0].to_numpy(dtype=float)
-    np.testing.assert_allclose(intensity, pixels.mean(axis=(1, 2)), rtol=1e-6)
-    assert [step["verb"] for step in artifacts.provenance(adata)] == ["ingest", "embed"]
-    artifacts.write_adata(adata, tmp_path / "sites.h5ad")

@@ -1,4 +1,5 @@
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def png_of_size(width: int, height: int) -> bytes:
         (png(np.zeros((8, 8), np.uint8)), "every pixel is 0"),
         (tiff(np.zeros((8, 8), np.uint16)), "every pixel is 0"),
         (png(np.full((8, 8, 3), 7, np.uint8)), "not a grey picture"),
-        (tiff(np.full((3, 8, 8), 7, np.uint8)), "not a single picture: 3 pages"),
+        (tiff(np.full((3, 8, 8), 7, np.uint8)), "a stack of pictures: 3 z planes; choose with z = max"),
         (tiff(np.full((8, 8), 0.5, np.float32)), "not a grey picture of 8 or 16 bits: float32"),
         (png_of_size(100_000, 100_000), "too large: 100000 x 100000"),
         (jp2(PIXELS).replace(struct.pack(">II", 56, 40), struct.pack(">II", 2**31, 2**31)), "too large"),
@@ -119,10 +120,105 @@ def test_what_is_no_whole_grey_picture_is_an_error_with_path_and_reason(tmp_path
     assert str(error.value).startswith(f"{path}: {reason}")
 
 
+def test_only_regular_files_of_bounded_size_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    for path in ("/dev/zero", tmp_path / "pipe.png", tmp_path):
+        with pytest.raises(ImageError, match="not a regular file: a folder, a device or a pipe"):
+            decode(path)
+    with open(tmp_path / "sparse.tif", "wb") as stream:
+        stream.truncate(2**41)
+    with pytest.raises(ImageError, match=r"too large: 2199023255552 bytes, at most 1073741824 are read"):
+        decode(tmp_path / "sparse.tif")
+    with pytest.raises(ImageError, match="file not readable"):
+        decode("a\0b.png")
+
+
+# ---------------------------------------------------------------------------------------------- stacks
+
+STACK = np.random.default_rng(2).integers(1, 60000, (3, 5, 24, 32), dtype=np.uint16)  # t, z, y, x
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"imagej": True, "metadata": {"axes": "TZYX"}}, id="imagej"),
+        pytest.param({"ome": True, "metadata": {"axes": "TZYX"}}, id="ome"),
+        pytest.param({"ome": True, "metadata": {"axes": "TZYX"}, "compression": "zlib"}, id="ome-zlib"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("z", "expected"),
+    [
+        ("max", STACK[2].max(axis=0)),
+        ("mean", np.floor(STACK[2].mean(axis=0) + 0.5).astype(np.uint16)),
+        (4, STACK[2, 4]),
+    ],
+    ids=["max", "mean", "plane"],
+)
+def test_planes_are_chosen_along_named_axes(tmp_path, options, z, expected):
+    path = saved(tmp_path, tiff(STACK, **options))
+    np.testing.assert_array_equal(decode(path, z, 2), expected)
+    with pytest.raises(ImageError, match=r"a stack of pictures: 5 z planes, 3 time points; choose with z = .*--z.*--t"):
+        decode(path)
+    with pytest.raises(ImageError, match=r"z is 5, and there are 5 z planes \(counted from 0\)"):
+        decode(path, 5, 0)
+    with pytest.raises(ImageError, match=r"a stack of pictures: 3 time points; choose with t"):
+        decode(saved(tmp_path, tiff(STACK[:, :1], **options)))
+
+
+def test_axes_in_another_order_and_pages_without_names(tmp_path):
+    swapped = saved(tmp_path, tiff(STACK.swapaxes(0, 1), ome=True, metadata={"axes": "ZTYX"}))
+    np.testing.assert_array_equal(decode(swapped, 4, 1), STACK[1, 4])
+    pages = saved(tmp_path, tiff(STACK[0]))
+    np.testing.assert_array_equal(decode(pages, 2), STACK[0, 2])
+    np.testing.assert_array_equal(decode(pages, t=3), STACK[0, 3])
+    volume = saved(tmp_path, tiff(STACK[0], volumetric=True, tile=(5, 16, 16)))
+    np.testing.assert_array_equal(decode(volume, "max"), STACK[0].max(axis=0))
+    for axes in ("CYX", "QQYX"):
+        colours = saved(
+            tmp_path,
+            tiff(
+                STACK[:, :3] if axes == "QQYX" else STACK[0, :3],
+                **({"imagej": True, "metadata": {"axes": axes}} if axes == "CYX" else {}),
+            ),
+        )
+        with pytest.raises(ImageError, match=f"not a grey picture of 8 or 16 bits: uint16, .* axes {axes}"):
+            decode(colours, "max", 0)
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
+@pytest.mark.parametrize("part", [0.4, 0.8, 0.97])
+def test_a_stack_without_its_end_never_decodes(tmp_path, compression, part):
+    whole = tiff(
+        STACK, imagej=compression is None, **({"compression": compression, "ome": True} if compression else {})
+    )
+    kept = int(len(whole) * part)
+    with pytest.raises(ImageError):
+        decode(saved(tmp_path, whole[:kept]), "max", 2)
+
+
+def test_a_picture_alone_needs_no_choice(tmp_path):
+    path = saved(tmp_path, tiff(PIXELS))
+    np.testing.assert_array_equal(decode(path, 3, 7), PIXELS)
+
+
+@pytest.mark.parametrize(("z", "t"), [("sum", None), (-1, None), (1.5, None), (None, -1), (None, "max")])
+def test_choices_that_are_none_are_refused(z, t):
+    with pytest.raises(InputError, match=r"choose '?(max|the number of a time point)"):
+        images.check_planes(z, t)
+
+
+@given(hnp.arrays(np.uint8, (4, 3, 2)))
+def test_projections_are_those_of_numpy(planes):
+    np.testing.assert_array_equal(images.project(list(planes), "max"), planes.max(axis=0))
+    np.testing.assert_array_equal(images.project(iter(planes), 2), planes[2])
+    assert np.abs(images.project(planes, "mean") - planes.mean(axis=0)).max() <= 0.5
+
+
 def test_absent_file_and_folder(tmp_path):
     with pytest.raises(ImageError, match=r"absent\.png: file absent"):
         decode(tmp_path / "absent.png")
-    with pytest.raises(ImageError, match="file not readable: Is a directory"):
+    with pytest.raises(ImageError, match="not a regular file"):
         decode(tmp_path)
 
 

@@ -1,18 +1,25 @@
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import imagecodecs
 import numpy as np
 import pandas as pd
 import pytest
+import tifffile
 import zarr
+from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cellica import images, plates, schema
+from cellica import hcs, images, ingestion, schema
 from cellica.plates import Plate, ingest
 from cellica.schema import InputError, MissingFileError, PlateError
 
@@ -115,6 +122,64 @@ def test_zarr_python_and_ome_zarr_models_read_a_real_plate(rxrx1):
     assert [well.path for well in model.attributes.ome.plate.wells] == ["B/02"]
     assert OmeImage.from_zarr(group["B/02/1"]).attributes.ome.omero["channels"][5]["label"] == "w6"
     assert group.metadata.consolidated_metadata is None
+
+
+@pytest.fixture
+def two_fields(tmp_path) -> tuple[Path, np.ndarray]:
+    """A plate with wells A01 and AF48, two fields each, and the pixels of A01's first."""
+    table = made_table(tmp_path, ["A01", "AF48"], shape=(32, 48), sites=2)
+    (path,) = ingest(table, tmp_path / "out", pixel_size=0.65).plates
+    return path, pixels_of(Plate(path))[0]
+
+
+def test_iohub_reads_a_plate(two_fields):
+    ngff = pytest.importorskip("iohub.ngff", reason="iohub is not installed")
+    path, expected = two_fields
+    with ngff.open_ome_zarr(path, mode="r") as plate:
+        positions = dict(plate.positions())
+        assert set(positions) == {"A/01/1", "A/01/2", "AF/48/1", "AF/48/2"}
+        field = positions["A/01/1"]
+        assert (field.channel_names, field.scale) == (["a", "b"], [1, 1, 1, 0.65, 0.65])
+        np.testing.assert_array_equal(np.asarray(field.data)[0, :, 0], expected)
+
+
+def test_ngio_reads_a_plate(two_fields):
+    ngio = pytest.importorskip("ngio", reason="ngio is not installed")
+    path, expected = two_fields
+    plate = ngio.open_ome_zarr_plate(str(path))
+    assert (plate.rows, plate.columns) == (["A", "AF"], ["01", "48"])
+    image = plate.get_images(max_workers=1)["A/01/1"].get_image()
+    assert (image.channel_labels, image.pixel_size.x) == (["a", "b"], 0.65)
+    np.testing.assert_array_equal(image.get_as_numpy(axes_order="tczyx").reshape(expected.shape), expected)
+
+
+def test_ome_zarr_py_reads_a_plate(two_fields):
+    pytest.importorskip("ome_zarr", reason="ome-zarr is not installed")
+    from ome_zarr.io import parse_url
+    from ome_zarr.reader import Reader
+
+    path, expected = two_fields
+    (node, *_) = Reader(parse_url(str(path)))()
+    grid = np.asarray(node.data[0])  # wells side by side
+    np.testing.assert_array_equal(grid[0, :, 0, :32, :48], expected)
+    (field, *_) = Reader(parse_url(str(path / "A" / "01" / "1")))()
+    assert field.metadata["channel_names"] == ["a", "b"]
+
+
+def test_pixel_size_is_claimed_only_where_it_is_given(two_fields, tmp_path):
+    def axes_and_scale(path: Path) -> tuple[dict, list]:
+        ome = json.loads((path / "A" / "01" / "1" / "zarr.json").read_text())["attributes"]["ome"]
+        multiscale = ome["multiscales"][0]
+        scale = multiscale["datasets"][0]["coordinateTransformations"][0]["scale"]
+        return {axis["name"]: axis.get("unit") for axis in multiscale["axes"]}, scale
+
+    units, scale = axes_and_scale(two_fields[0])
+    assert (units, scale) == (
+        {"t": None, "c": None, "z": None, "y": "micrometer", "x": "micrometer"},
+        [1, 1, 1, 0.65, 0.65],
+    )
+    units, scale = axes_and_scale(ingest(made_table(tmp_path, ["A01"]), tmp_path / "unknown").plates[0])
+    assert (set(units.values()), scale) == ({None}, [1] * 5)
 
 
 def test_sixteen_bit_tiffs_need_a_range_and_keep_it_in_the_provenance(shared, tmp_path):
@@ -286,16 +351,201 @@ def test_a_plate_without_images_is_reported_in_one_row(tmp_path):
     assert report.summary() == "1 plates, 1 sites\nset aside 1 plates: no image of the plate"
 
 
+@pytest.mark.parametrize("way", ["dotted", "folder link", "file link", "hard link"])
+def test_one_file_under_two_names_is_found_however_it_is_spelled(tmp_path, way):
+    table = made_table(tmp_path, ["A01", "A02", "A03"])
+    first = Path(table.iloc[0]["path_a"])
+    if way == "dotted":
+        (tmp_path / "sub").mkdir()
+        other = f"{tmp_path}/sub/../{first.name}"
+    elif way == "folder link":
+        (tmp_path / "link").symlink_to(tmp_path)
+        other = f"{tmp_path}/link/{first.name}"
+    else:
+        (os.symlink if way == "file link" else os.link)(first, tmp_path / "other.png")
+        other = str(tmp_path / "other.png")
+    table.loc[table.index[0], "path_b"] = other
+    report = ingest(table, tmp_path / "out")
+    assert report.n_sites == 2
+    assert set(report.set_aside["site_id"]) == {table.index[0]}
+    assert report.set_aside["reason"].str.startswith("file listed more than once").all()
+
+
+def test_devices_and_pipes_are_refused(tmp_path):
+    table = made_table(tmp_path, ["A01", "A02", "A03"])
+    os.mkfifo(tmp_path / "pipe.png")
+    table.loc[table.index[0], "path_a"] = "/dev/zero"
+    table.loc[table.index[1], "path_a"] = str(tmp_path / "pipe.png")
+    report = ingest(table, tmp_path / "out")
+    assert report.n_sites == 1
+    assert report.set_aside["reason"].tolist() == ["not a regular file: a folder, a device or a pipe"] * 2
+
+
+def test_files_that_the_table_does_not_name_are_counted(tmp_path):
+    table = made_table(tmp_path, ["A01", "A02"])
+    (tmp_path / "notes.txt").write_text("")
+    report = ingest(table.iloc[:1], tmp_path / "out", count_unlisted=True)
+    assert report.n_sites == 1
+    assert report.set_aside["reason"].tolist() == ["file not in the table"] * 2
+    assert report.set_aside["path"].tolist() == [str(tmp_path / f"1_A02_1_{channel}.png") for channel in "ab"]
+    assert "set aside 2 images: file not in the table" in report.summary()
+    assert len(ingest(table, tmp_path / "all", count_unlisted=True).set_aside) == 0
+
+
+def test_a_folder_without_one_of_the_images_is_an_error_before_any_work(tmp_path):
+    table = made_table(tmp_path, ["A01"]).replace(str(tmp_path), str(tmp_path / "nowhere"), regex=True)
+    with pytest.raises(MissingFileError, match=r"none of the 2 image files .* the first is .*nowhere"):
+        ingest(table, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_several_plates_becomes_one_store_a_plate(tmp_path):
+    tables = [made_table(tmp_path, ["A01", "B02"], plate=plate) for plate in "123"]
+    mixed = pd.concat(tables).sample(frac=1, random_state=0)
+    for path in ingest(mixed, tmp_path / "out").plates:
+        plate = Plate(path)
+        assert set(plate.sites["plate"]) == {plate.plate}
+        assert len(plate.sites) == 2
+
+
+# ---------------------------------------------------------------------------------------------- intensities
+
+
+def cumulated(values: np.ndarray, percentile: float) -> int:
+    return int(np.percentile(values, percentile, method="inverted_cdf"))
+
+
+@pytest.mark.parametrize("intensity_from", ["all", "controls"])
+def test_percentiles_of_a_plate_are_those_of_numpy_and_stand_in_the_provenance(tmp_path, intensity_from):
+    table = made_table(tmp_path, ["A01", "A02", "A03"], dtype=np.uint16, sites=2)
+    table["control"] = ["negative", "negative", "", "", "positive", ""]
+    report = ingest(table, tmp_path / "out", intensity_percentiles=(2, 98.5), intensity_from=intensity_from)
+    plate = Plate(report.plates[0])
+    used = table if intensity_from == "all" else table[table["control"] == "negative"]
+    (step,) = plate.provenance
+    assert step["intensity_sample"] == list(used.index)
+    for i, channel in enumerate("ab"):
+        stored = np.stack([np.asarray(Image.open(path)) for path in table[f"path_{channel}"]])
+        chosen = stored[table.index.isin(used.index)]
+        expected = [cumulated(chosen, 2), cumulated(chosen, 98.5)]
+        assert step["intensity_ranges"][channel] == expected
+        np.testing.assert_array_equal(pixels_of(plate)[:, i], images.to_uint8(stored, tuple(expected)))
+    parameters = {"intensity_percentiles": [2, 98.5], "intensity_from": intensity_from}
+    assert step["parameters"] == parameters
+    assert (
+        ingest(table, tmp_path / "out", intensity_percentiles=(2, 98.5), intensity_from=intensity_from).outdated == []
+    )
+    assert ingest(table, tmp_path / "out", intensity_percentiles=(2, 99), intensity_from=intensity_from).outdated
+
+
+def test_percentiles_of_many_fields_come_from_a_sample_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(ingestion, "SAMPLE", 3)
+    table = made_table(tmp_path, [f"A{i:02d}" for i in range(1, 8)], dtype=np.uint16)
+    (path,) = ingest(table, tmp_path / "out", intensity_percentiles=(0, 100)).plates
+    assert Plate(path).provenance[0]["intensity_sample"] == list(table.index[[0, 3, 6]])
+
+
+def test_percentiles_without_a_picture_to_take_them_from(tmp_path):
+    table = made_table(tmp_path, ["A01", "A02"], dtype=np.uint16)
+    with pytest.raises(InputError, match=r"1 plates have no negative control .* \('E-01_1'\): mark controls"):
+        ingest(table.assign(control=""), tmp_path / "out", intensity_percentiles=(1, 99), intensity_from="controls")
+    Path(table.iloc[0]["path_a"]).write_bytes(b"")
+    controls = table.assign(control=["negative", ""])
+    report = ingest(controls, tmp_path / "out", intensity_percentiles=(1, 99), intensity_from="controls")
+    assert report.plates == []
+    assert report.set_aside["reason"].tolist() == ["no image to take percentiles from: 1 sites tried"]
+
+
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=60),
+    st.tuples(st.floats(0, 100), st.floats(0, 100)).filter(lambda pair: pair[0] < pair[1]),
+)
+def test_percentiles_of_a_histogram(values, low_high):
+    low, high = ingestion.percentiles(np.bincount(values, minlength=2**16), low_high)
+    assert low == cumulated(np.array(values), low_high[0])
+    assert high == max(cumulated(np.array(values), low_high[1]), low + 1)
+
+
+# ---------------------------------------------------------------------------------------------- stacks
+
+
+def test_stacks_need_a_choice_and_the_provenance_keeps_it(tmp_path):
+    rng = np.random.default_rng(0)
+    stacks = rng.integers(1, 255, (2, 4, 6, 8), dtype=np.uint8)
+    for i, stack in enumerate(stacks):
+        tifffile.imwrite(tmp_path / f"{i}.tif", stack, imagej=True, metadata={"axes": "ZYX"})
+        for k, plane in enumerate(stack):
+            Image.fromarray(plane).save(tmp_path / f"{i}_{k}.png")
+    base = [{"experiment": "e", "plate": "1", "well": f"A0{i + 1}", "site": 1} for i in range(2)]
+    inside = screen_table([{**row, "path_a": str(tmp_path / f"{i}.tif")} for i, row in enumerate(base)])
+    files = [tuple(str(tmp_path / f"{i}_{k}.png") for k in range(4)) for i in range(2)]
+    beside = screen_table([{**row, "path_a": planes} for row, planes in zip(base, files)])
+    for name, table in {"inside": inside, "beside": beside}.items():
+        with pytest.raises(
+            InputError, match=r"plate e_1: images hold a stack of pictures: 4 z planes; choose with z = max"
+        ):
+            ingest(table, tmp_path / name)
+        (path,) = ingest(table, tmp_path / name, z="mean").plates
+        np.testing.assert_array_equal(pixels_of(Plate(path))[:, 0], np.floor(stacks.mean(axis=1) + 0.5))
+        assert Plate(path).provenance[0]["parameters"] == {"z": "mean"}
+    (tmp_path / "1_2.png").unlink()
+    report = ingest(beside, tmp_path / "beside", z="max", force=True)
+    (row,) = report.set_aside.to_dict("records")
+    assert (row["site_id"], row["reason"]) == (
+        "e_1_A02_1",
+        f"a plane of the stack: {tmp_path / '1_2.png'}: file absent",
+    )
+
+
+# ---------------------------------------------------------------------------------------------- side by side
+
+
+def test_what_killed_runs_left_goes_and_what_others_write_stays(tmp_path):
+    table = made_table(tmp_path, ["A01"])
+    out = tmp_path / "out"
+    for name in (".E-01_1.zarr.abc.part", ".E-01_2.zarr.abc.part", ".set_aside.csv.abc.part"):
+        (out / name / "A").mkdir(parents=True)
+    ingest(table, out)
+    assert sorted(path.name for path in out.glob(".*.part")) == [".E-01_2.zarr.abc.part"]
+
+
+def test_a_second_process_waits_for_the_one_that_writes_the_plate(tmp_path):
+    table = made_table(tmp_path, ["A01"])
+    (path,) = ingest(table, tmp_path / "made").plates
+    out = tmp_path / "out"
+    (out / ".E-01_1.zarr.abc.part").mkdir(parents=True)
+    other = FileLock(out / ".locks" / "E-01_1.zarr.lock")
+    with ThreadPoolExecutor(1) as pool:
+        with other:
+            waiting = pool.submit(ingest, table, out)
+            time.sleep(0.3)
+            assert not waiting.done()
+            assert (out / ".E-01_1.zarr.abc.part").exists()
+            shutil.copytree(path, out / path.name)
+        report = waiting.result(timeout=10)
+    assert report.skipped == [out / "E-01_1.zarr"]
+
+
+def test_two_processes_at_once_write_a_plate_once(tmp_path):
+    table = made_table(tmp_path, [f"A{i:02d}" for i in range(1, 13)])
+    with ThreadPoolExecutor(2) as pool:
+        reports = [run.result() for run in [pool.submit(ingest, table, tmp_path / "out") for _ in range(2)]]
+    assert sorted(len(report.skipped) for report in reports) == [0, 1]
+    assert [report.n_sites for report in reports] == [12, 12]
+
+
 # ---------------------------------------------------------------------------------------------- again
 
 
 def test_rerun_skips_finished_plates_and_the_list_stays_whole(tmp_path):
     one, two = made_table(tmp_path, ["A01", "A02"]), made_table(tmp_path, ["A01", "A02"], plate="2")
-    absent = made_table(tmp_path, ["A01"], plate="3").map(lambda value: str(value).replace(".png", ".gone"))
+    broken = made_table(tmp_path, ["A01"], plate="3")
+    for channel in "ab":
+        Path(broken.iloc[0][f"path_{channel}"]).write_bytes(b"")
     for table in (one, two):
         damage("empty", table, table.index[1])
     out = tmp_path / "out"
-    ingest(absent, out)
+    assert ingest(broken, out).plates == []
     first = ingest(one, out)
     before = files_of(out / "E-01_1.zarr")
     report = ingest(pd.concat([one, two]), out)
@@ -308,7 +558,7 @@ def test_rerun_skips_finished_plates_and_the_list_stays_whole(tmp_path):
     assert files_of(out / "E-01_1.zarr") == before
     assert list(report.set_aside["plate"]) == ["1", "2"]
     listed = pd.read_csv(out / "set_aside.csv", dtype=str)
-    assert list(listed["plate"]) == ["1", "2", "3"]
+    assert list(listed["plate"]) == ["1", "2", "3", "3"]
 
     (out / "set_aside.csv").unlink()
     ingest(two, out)
@@ -331,6 +581,9 @@ def test_force_without_images_keeps_the_plate_that_is_there(tmp_path):
     before = files_of(path)
     for file in tmp_path.glob("*.png"):
         file.unlink()
+    with pytest.raises(MissingFileError, match=r"none of the 2 image files .* is there, the first is .*1_A01_1_a\.png"):
+        ingest(table, tmp_path / "out", force=True)
+    (tmp_path / "1_A01_1_a.png").write_bytes(b"")
     assert ingest(table, tmp_path / "out", force=True).plates == []
     assert files_of(path) == before
 
@@ -340,15 +593,15 @@ def test_a_killed_run_leaves_nothing_that_looks_finished(tmp_path, monkeypatch, 
     table = made_table(tmp_path, ["A01", "A02", "A03"])
     decode, out = images.decode, tmp_path / "out"
 
-    def fail_on_the_last(path):
+    def fail_on_the_last(path, z, t):
         if "A03" in str(path):
             raise fault
-        return decode(path)
+        return decode(path, z, t)
 
     monkeypatch.setattr(images, "decode", fail_on_the_last)
     with pytest.raises(type(fault)):
         ingest(table, out)
-    assert {path.name for path in out.iterdir()} <= {"set_aside.csv", ".set_aside.csv.lock"}
+    assert {path.name for path in out.iterdir()} <= {"set_aside.csv", ".locks"}
     monkeypatch.undo()
     assert ingest(table, out).n_sites == 3
 
@@ -363,7 +616,7 @@ def written(tmp_path) -> Plate:
 
 
 def test_a_missing_or_damaged_field_is_an_error_never_a_black_picture(written):
-    chunk = written.path / "A" / "02" / "1" / "0" / plates.CHUNK
+    chunk = written.path / "A" / "02" / "1" / "0" / hcs.CHUNK
     data = chunk.read_bytes()
     for bad in (data[:-3], b"", data + b"x", imagecodecs.zstd_encode(bytes(10), 1)):
         chunk.write_bytes(bad)
@@ -395,8 +648,45 @@ def test_fields_that_zarr_python_rewrote_in_other_chunks_read_the_same(written):
 
 
 def test_what_ingest_wrote_is_read_without_zarr_python(written, monkeypatch):
-    monkeypatch.setattr(plates, "_read_with_zarr", lambda *_: pytest.fail("slow path"))
+    monkeypatch.setattr(hcs, "_read_with_zarr", lambda *_: pytest.fail("slow path"))
     assert pixels_of(written).all()
+
+
+def test_plates_of_the_first_release_read_the_same_and_fast(written, monkeypatch):
+    expected = pixels_of(written)
+    for pixels, field in zip(expected, ("A/01/1", "A/02/1")):
+        array = written.path / field / "0"
+        (array / hcs.CHUNK).write_bytes(imagecodecs.zstd_encode(np.ascontiguousarray(pixels), 1))
+        metadata = json.loads((array / "zarr.json").read_text())
+        first = [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
+        (array / "zarr.json").write_text(json.dumps({**metadata, "codecs": first}))
+    np.testing.assert_array_equal(zarr.open_array(written.path / "A/02/1/0", mode="r")[0, :, 0], expected[1])
+    monkeypatch.setattr(hcs, "_read_with_zarr", lambda *_: pytest.fail("slow path"))
+    np.testing.assert_array_equal(pixels_of(written), expected)
+
+
+def test_reading_starts_where_it_is_asked_to(written):
+    expected = pixels_of(written)
+    np.testing.assert_array_equal(pixels_of(written, start=1), expected[1:])
+    assert list(written.fields(start=2)) == []
+    with pytest.raises(InputError, match="start is -1"):
+        next(written.fields(start=-1))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_chunk_cut_or_zeroed_anywhere_never_reads(written, data):
+    chunk = written.path / "A" / "01" / "1" / "0" / hcs.CHUNK
+    whole = chunk.read_bytes()
+    kept = data.draw(st.integers(0, len(whole) - 1))
+    try:
+        for bad in (whole[:kept], whole + whole[:kept]):
+            chunk.write_bytes(bad)
+            if bad != whole:
+                with pytest.raises(PlateError):
+                    next(written.fields(1))
+    finally:
+        chunk.write_bytes(whole)
 
 
 def test_arrays_are_the_callers_own(written):
@@ -408,11 +698,11 @@ def test_arrays_are_the_callers_own(written):
 def test_what_is_no_plate_is_refused_with_the_remedy(tmp_path, written):
     with pytest.raises(MissingFileError, match=r"nowhere\.zarr"):
         Plate(tmp_path / "nowhere.zarr")
-    with pytest.raises(PlateError, match=r"is not a plate: it has no readable zarr\.json"):
+    with pytest.raises(PlateError, match="is not a plate: it has no readable OME-Zarr metadata"):
         Plate(tmp_path)
     foreign = tmp_path / "foreign.zarr"
     zarr.create_group(foreign, attributes={"ome": {"version": "0.5"}})
-    with pytest.raises(PlateError, match="is not a plate that cellica wrote"):
+    with pytest.raises(PlateError, match="is not a plate"):
         Plate(foreign)
     metadata = json.loads((written.path / "zarr.json").read_text())
     del metadata["attributes"]["cellica"]["channels"]
@@ -476,3 +766,43 @@ def test_provenance_names_the_verb_and_hashes_the_table(written):
     (step,) = written.provenance
     assert (step["verb"], step["plates"]) == ("ingest", {"E-01_1": {"sites": 2, "set_aside": 0}})
     assert len(step["inputs"]["screen table of E-01_1"]) == 64
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+def test_memory_of_a_plate_is_bounded(tmp_path):
+    """96 sites of 6 x 512 x 512, 150 MB of pixels; the peak grows by what two sites at a time need."""
+    rng = np.random.default_rng(0)
+    for channel in range(6):
+        Image.fromarray(rng.integers(1, 9, (512, 512), dtype=np.uint8)).save(
+            tmp_path / f"{channel}.png", compress_level=1
+        )
+    program = (
+        "import shutil, sys\n"
+        "from pathlib import Path\n"
+        "import pandas as pd\n"
+        "from cellica import plates, schema\n"
+        "root = Path(sys.argv[1])\n"
+        "rows = []\n"
+        "for i in range(int(sys.argv[2])):\n"
+        "    row = {'experiment': 'e', 'plate': '1', 'well': schema.format_well(i // 2 // 24, i // 2 % 24), 'site': i % 2}\n"
+        "    for channel in range(6):\n"
+        "        row[f'path_w{channel}'] = shutil.copyfile(root / f'{channel}.png', root / f'{i}_{channel}.png')\n"
+        "    rows.append({**row, 'control': ''})\n"
+        "table = pd.DataFrame(rows).astype({'site': int})\n"
+        "table.index = schema.obs_names(table)\n"
+        "def peak():  # of this program alone: ru_maxrss begins with what its parent had\n"
+        "    lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM')) / 1024\n"
+        "before = peak()\n"
+        "report = plates.ingest(table, root / 'plates')\n"
+        "print(report.n_sites, peak() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), "96"], capture_output=True, text=True, check=True
+    )
+    n_sites, grown = done.stdout.split()
+    assert n_sites == "96"
+    assert float(grown) < 100

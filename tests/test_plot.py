@@ -275,6 +275,58 @@ def test_plate_map_errors(wells):
         plot.plate_map(wells, np.zeros(wells.n_obs), plate="E-9_0")
 
 
+@pytest.fixture
+def measured(wells) -> pd.DataFrame:
+    """Columns of two channels; plate E-1_0 is dark, and saturation and emptiness are nowhere."""
+    rng = np.random.default_rng(0)
+    obs, names = wells.obs.copy(), ("DNA", "ER")
+    dark = (plot.plate_names(obs) == "E-1_0").astype(float)
+    obs["cell_count"] = np.arange(len(obs))
+    obs["empty"] = False
+    for name in names:
+        obs[f"intensity_{name}"] = 40 - 30 * dark + rng.random(len(obs))
+        obs[f"focus_{name}"] = rng.normal(0, 0.5, len(obs))
+        obs[f"saturation_{name}"] = 0.0
+    return obs
+
+
+def test_plate_summary_has_a_map_of_each_measure_on_the_scale_of_all_plates(wells, measured):
+    names = [
+        "cell_count",
+        "empty",
+        *(f"{what}_{c}" for what in ("intensity", "focus", "saturation") for c in ("DNA", "ER")),
+    ]
+    obs = measured.sample(frac=1, random_state=0)  # as a plain table, in any order
+    for given_ in (obs, ad.AnnData(obs=obs)):
+        figure = plot.plate_summary(given_, plate="E-1_0").figure
+        maps = {ax.get_title(): ax.images[0] for ax in figure.axes if ax.get_title()}
+        assert list(maps) == names
+        on_plate = measured[plot.plate_names(measured) == "E-1_0"]
+        for name, image in maps.items():
+            np.testing.assert_allclose(image.get_array()[:4, :6].ravel(), on_plate[name].astype(float))
+            assert image.get_array().mask.sum() == 8 * 12 - 24
+            assert image.get_cmap().name == "cividis"  # focus lies around 0, which is nothing special
+        np.testing.assert_allclose(maps["cell_count"].get_clim(), np.percentile(measured["cell_count"], (1, 99)))
+        low, high = maps["intensity_DNA"].get_clim()
+        assert maps["intensity_DNA"].get_array().max() < low + 0.1 * (high - low)
+        assert figure.get_suptitle() == "E-1_0, 24 wells"
+        figure.draw_without_rendering()
+
+
+def test_plate_summary_draws_what_there_is_and_says_what_lacks(measured):
+    measured["focus_DNA"] = np.nan
+    figure = plot.plate_summary(measured.drop(columns=["cell_count", "empty", "focus_ER"]), plate="E-0_1").figure
+    titles = [ax.get_title() for ax in figure.axes if ax.images]
+    assert titles == ["intensity_DNA", "intensity_ER", "focus_DNA", "saturation_DNA", "saturation_ER"]
+    figure.draw_without_rendering()
+    with pytest.raises(InputError, match="obs needs columns such as intensity_, focus_"):
+        plot.plate_summary(measured[["experiment", "plate", "well"]], plate="E-0_0")
+    with pytest.raises(InputError, match=r"intensity_ER \(as 'dim' in 144 rows\)"):
+        plot.plate_summary(measured.assign(intensity_ER="dim"), plate="E-0_0")
+    with pytest.raises(InputError, match="plate 'E-9_0' is not there"):
+        plot.plate_summary(measured, plate="E-9_0")
+
+
 # ---------------------------------------------------------------------------------------------- pictures
 
 

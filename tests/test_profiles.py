@@ -416,6 +416,24 @@ def test_wells_are_the_means_of_their_sites_in_any_order(n_wells, n_sites, seed)
     assert result.n_obs == n_wells
 
 
+def test_wells_have_the_means_of_what_was_measured_of_their_fields():
+    sites = plate(n_wells=3)
+    sites.obs["focus_w1"] = [-1.0, -2.0, np.nan, -1.0, np.nan, np.nan]
+    sites.obs["saturation_w1"] = np.float32([0, 0.5, 0, 0, 1, 1])
+    sites.obs["cell_count"] = np.array([10, 11, 0, 4, 7, 7], dtype=np.int32)
+    sites.obs["empty"] = [False, False, True, False, False, False]
+    wells = profiles.wells(sites)
+    np.testing.assert_allclose(wells.obs["focus_w1"], [-1.5, -1.0, np.nan])
+    assert wells.obs["saturation_w1"].tolist() == [0.25, 0, 1]
+    assert wells.obs["cell_count"].tolist() == [10.5, 2, 7]
+    assert wells.obs["empty"].tolist() == [0, 0.5, 0]
+    assert not {"focus_w1", "cell_count", "empty"} & set(wells.uns["cellica"]["profile"]["columns_left_out"])
+
+    sites.obs["intensity_w1"] = ["low", "1.5", "2", "high", "0", "0"]
+    with pytest.raises(InputError, match=r"hold text where numbers are measured: intensity_w1 \(as 'low' in 2 rows\)"):
+        profiles.wells(sites)
+
+
 def test_wells_of_several_plates(tmp_path):
     plates = [plate("p1"), plate("p2", seed=1)]
     before = [p.copy() for p in plates]

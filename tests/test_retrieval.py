@@ -424,6 +424,45 @@ def test_baselines_need_no_image():
     assert score(scores[scores["rep"] == "baseline:intensity"], "replicate_map")["value"] > 0.9
 
 
+def test_what_was_measured_of_fields_is_a_baseline_each_where_it_varies():
+    adata = screen()
+    rng = np.random.default_rng(0)
+    number = metrics.label_codes(adata.obs["perturbation"].to_numpy())
+    adata.obs["cell_count"] = 100 + 10 * number + rng.integers(0, 3, 48)
+    adata.obs["focus_w1"] = -1.5 + 0.1 * number + 0.01 * rng.normal(size=48)
+    adata.obs["focus_w2"] = rng.normal(size=48)
+    adata.obs["saturation_w1"], adata.obs["empty"] = 0.0, False
+    scores = retrieval.evaluate(adata, reps=[])
+    assert list(dict.fromkeys(scores["rep"])) == ["baseline:position", "baseline:cell_count", "baseline:quality"]
+    of_count = score(scores[scores["rep"] == "baseline:cell_count"], "replicate_map")
+    assert of_count["value"] > 0.85  # one number a well, and yet near ones are told from far ones
+    assert of_count["n_dropped"] == 0
+    noise = score(scores[scores["rep"] == "baseline:quality"], "replicate_map")
+    assert noise["chance"] < noise["value"] < 0.9
+
+
+def test_rank_directions_order_wells_as_differences_do():
+    values = pd.Series(np.random.default_rng(0).permutation(26).astype(float) ** 3)
+    values[26] = np.nan
+    directions = retrieval._directions(values)
+    assert metrics.usable_rows(directions.astype(np.float32)).tolist() == [True] * 26 + [False]
+    ranks, units = values[:26].rank().to_numpy(), directions[:26]
+    apart = np.abs(np.subtract.outer(ranks, ranks)).ravel()
+    np.testing.assert_array_equal(
+        np.argsort(apart, kind="stable"), np.argsort(-(units @ units.T).ravel().round(12), kind="stable")
+    )
+
+
+@pytest.mark.parametrize("column", ["intensity_w1", "cell_count"])
+def test_text_among_measurements_is_named(column):
+    adata = screen()
+    adata.obs[column] = pd.Categorical(["bright" if i == 7 else "1.5" for i in range(48)])
+    scores = retrieval.evaluate(adata, reps=[])
+    lost = one(scores[scores["rep"].isin(["baseline:intensity", "baseline:cell_count"])])
+    assert f"{column} (as 'bright' in 1 rows)" in lost["note"]
+    assert "rename the columns" in lost["note"]
+
+
 # ---------------------------------------------------------------------------------------------- compare
 
 

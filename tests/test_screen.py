@@ -275,6 +275,70 @@ def test_a_channel_has_one_file_a_site(tmp_path):
         screen.read_table(tmp_path / "t.csv")
 
 
+PLANES = {
+    "experiment": "e",
+    "plate": "p",
+    "well": ["A1"] * 6 + ["A2"] * 2,
+    "channel": ["w1", "w1", "w1", "w2", "w2", "w2", "w1", "w2"],
+    "z": [10, 2, 1, 1, 2, 10, 2, 2],
+    "path": ["w1_10", "w1_2", "w1_1", "w2_1", "w2_2", "w2_10", "A2_w1", "A2_w2"],
+}
+
+
+def test_planes_in_rows_are_chosen_by_number_or_joined_in_order(tmp_path):
+    write(tmp_path, t=PLANES)
+    with pytest.raises(
+        InputError, match=r"several values of 'z', '1', '2', '10': choose with --z max, mean or a number"
+    ):
+        screen.read_table(tmp_path / "t.csv")
+    one = screen.read_table(tmp_path / "t.csv", z=1)
+    assert one["path_w2"].tolist() == [str(tmp_path / "w2_2"), str(tmp_path / "A2_w2")]
+    assert "z" not in one
+    first = screen.read_table(tmp_path / "t.csv", z=0)
+    assert first.index.tolist() == ["e_p_A01_1", "e_p_A02_1"]  # a site without that plane is not lost
+    assert first["path_w1"].tolist() == [str(tmp_path / "w1_1"), None]
+    joined = screen.read_table(tmp_path / "t.csv", z="max")
+    assert joined["path_w1"].tolist() == [
+        tuple(str(tmp_path / f"w1_{z}") for z in (1, 2, 10)),
+        (str(tmp_path / "A2_w1"),),
+    ]
+    with pytest.raises(InputError, match="z is 3: the table has 3 values, counted from 0"):
+        screen.read_table(tmp_path / "t.csv", z=3)
+    write(tmp_path, twice={**PLANES, "z": [10, 10, 1, 1, 2, 10, 2, 2]})
+    with pytest.raises(InputError, match="1 planes occur more than once: 'e_p_A01_1_w1_10'"):
+        screen.read_table(tmp_path / "twice.csv", z="mean")
+
+
+def test_planes_and_time_points_of_a_table_with_one_column_a_channel(tmp_path):
+    rows = [(well, t, z, f"{well}_{t}_{z}") for well in ("A1", "B2") for t in (0, 6) for z in ("z1", "z2")]
+    write(tmp_path, t={"experiment": "e", "plate": "p", **dict(zip(("well", "t", "z", "path_a"), zip(*rows)))})
+    with pytest.raises(InputError, match=r"several values of 't', '0', '6': choose with --t"):
+        screen.read_table(tmp_path / "t.csv", z="max")
+    table = screen.read_table(tmp_path / "t.csv", z="max", t=1)
+    assert table["path_a"].tolist() == [
+        tuple(str(tmp_path / f"{well}_6_z{z}") for z in (1, 2)) for well in ("A1", "B2")
+    ]
+    assert screen.read_table(tmp_path / "t.csv", z=0, t=0)["path_a"].tolist()[1] == str(tmp_path / "B2_0_z1")
+
+
+def test_columns_named_z_and_t_that_are_one_value_a_site_need_no_choice(tmp_path):
+    write(tmp_path, t={"experiment": "e", "plate": "p", "well": ["A1", "A2"], "z": [3, 4], "path_a": ["x", "y"]})
+    assert screen.read_table(tmp_path / "t.csv")["z"].tolist() == [3, 4]
+
+
+def test_no_word_is_taken_for_a_control_unless_it_is_named(tmp_path):
+    words = ["empty", "DMSO", "EMPTY_control", "CRISPR_control", "untreated", "negative"]
+    write(tmp_path, t={"experiment": "e", "plate": "p", "well": [f"A{i}" for i in range(1, 7)], "perturbation": words})
+    assert screen.read_table(tmp_path / "t.csv")["control"].tolist() == [""] * 6
+    named = screen.read_table(tmp_path / "t.csv", controls=["DMSO", "empty"])
+    assert named["control"].tolist() == ["negative", "negative", "", "", "", ""]
+    with pytest.raises(InputError, match="'Dmso'"):
+        screen.read_table(tmp_path / "t.csv", controls=["Dmso"])
+    write(tmp_path, u={"experiment": "e", "plate": "p", "well": ["A1", "A2"], "control": ["empty", "negative"]})
+    with pytest.raises(InputError, match="1 rows whose 'control' is none of 'negative', 'positive', '': 'empty'"):
+        screen.read_table(tmp_path / "u.csv")
+
+
 def test_unreadable_tables_are_named(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")
     (tmp_path / "empty.csv").write_text("")

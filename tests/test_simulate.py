@@ -278,6 +278,8 @@ def test_faulty_options_are_refused(tmp_path):
         simulate.profiles("small", n_factors=11)
     with pytest.raises(schema.InputError, match="64 px"):
         simulate.screen(tmp_path / "screen", image_size=32)
+    with pytest.raises(schema.InputError, match=r"magnification=0, batch_strength=1.0: ask for 0.25 to 4"):
+        simulate.screen(tmp_path / "screen", magnification=0)
     assert not (tmp_path / "screen").exists()
 
 
@@ -401,12 +403,12 @@ def test_a_screen_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["screen"]
 
 
-def render(biology=(), batch=(), nonlinear=False):
+def render(biology=(), batch=(), nonlinear=False, magnification=1.0):
     """One site, with the same random draws whatever is changed."""
     texture = simulate._texture(np.random.default_rng(0))
     factors = dict.fromkeys(simulate.BIOLOGY, 0.0) | dict(biology)
     parameters = {name: centre for name, (centre, _) in simulate.BATCH.items()} | dict(batch)
-    light = simulate.paint(factors, 192, texture, np.random.default_rng(1))
+    light = simulate.paint(factors, 192, texture, np.random.default_rng(1), magnification=magnification)
     return simulate.expose(light, parameters, np.random.default_rng(2), nonlinear=nonlinear).astype(float)
 
 
@@ -445,6 +447,28 @@ def spread(channel):
 def test_a_factor_moves_what_it_is_named_after(factor, statistic):
     low, middle, high = (statistic(render({factor: value})) for value in (-2.5, 0, 2.5))
     assert low < middle < high
+
+
+def test_magnification_gives_fewer_and_larger_nuclei():
+    areas, counts = {}, {}
+    for factor in (0.7, 1.4):
+        image = render(magnification=factor)
+        counts[factor] = nuclei(image)
+        areas[factor] = (ndimage.gaussian_filter(image[0], 1) > 25).sum() / counts[factor]
+    assert 2 < areas[1.4] / areas[0.7] < 6  # 4, but nuclei touch
+    assert 2 < counts[0.7] / counts[1.4] < 6
+
+
+def test_batch_strength_scales_the_parameters_of_the_batch():
+    wells = toy_layout().astype({"plate": str})
+    weak, strong = (simulate._batch_parameters(wells, strength, np.random.default_rng(0)) for strength in (0.5, 1.0))
+    centre = np.array([value for value, _ in simulate.BATCH.values()])
+    multiplied = centre != 0
+    np.testing.assert_allclose(
+        2 * np.log(weak.loc[:, multiplied] / centre[multiplied]), np.log(strong.loc[:, multiplied] / centre[multiplied])
+    )
+    np.testing.assert_allclose(2 * weak.loc[:, ~multiplied], strong.loc[:, ~multiplied])
+    assert strong.nunique().min() > 1
 
 
 def test_elongation_stretches_nuclei_and_keeps_their_area():

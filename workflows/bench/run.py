@@ -1,6 +1,7 @@
 """Speed and exactness against the peers: medians of interleaved rounds in one run, as ratios."""
 
 import argparse
+import itertools
 import os
 import platform
 import tempfile
@@ -14,10 +15,12 @@ import anndata as ad
 import imagecodecs
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zarr
 from sklearn.decomposition import FastICA
 
-from cellica import __version__, ica, plates, retrieval, simulate
+from cellica import __version__, encoder, ica, images, plates, retrieval, screen, shards, simulate
 
 Row = tuple[str, str, float, float, str]
 
@@ -82,29 +85,37 @@ def bench_average_precision(n: int, d: int = 128) -> Row:
 
 
 def bench_plates(folder: Path) -> Iterator[Row]:
-    screen = simulate.screen(
+    table = simulate.screen(
         folder / "screen", n_experiments=1, n_plates=1, n_treatments=44, n_controls=4, image_size=512, random_state=0
     )
-    files = screen[[column for column in screen if column.startswith("path_")]].to_numpy().ravel()
+    files = table[[column for column in table if column.startswith("path_")]].to_numpy().ravel()
+    fresh = (folder / f"plates-{i}" for i in itertools.count())
+    cpu: dict[str, list[float]] = {"ours": [], "peer": []}
 
     def decode(path: str) -> np.ndarray:
         return imagecodecs.png_decode(Path(path).read_bytes())
 
     def peer_decode() -> None:
+        start = time.process_time()
         with ThreadPoolExecutor(2) as pool:
             for _ in pool.map(decode, files):
                 pass
+        cpu["peer"].append(time.process_time() - start)
 
     def ours_ingest() -> None:
-        plates.ingest(screen, folder / "plates", threads=2, force=True)
+        start = time.process_time()
+        plates.ingest(table, next(fresh), threads=2)
+        cpu["ours"].append(time.process_time() - start)
 
-    times = medians(ours_ingest, peer_decode, 5)
-    plate = plates.Plate(next((folder / "plates").glob("*.zarr")))
-    fields = np.concatenate([images for _, images in plate.fields()])
+    times = medians(ours_ingest, peer_decode, 9)
+    plate = plates.Plate(next((folder / "plates-0").glob("*.zarr")))
+    fields = np.concatenate([pixels for _, pixels in plate.fields()])
+    size = f"{len(fields)} fields of 6 x 512 x 512"
     exact = all(
         np.array_equal(decode(path), image) for path, image in zip(files, fields.reshape(-1, *fields.shape[2:]))
     )
-    yield "ingest", f"{len(fields)} fields of 6 x 512 x 512", *times, f"pixels equal: {exact}"
+    share = np.median(cpu["peer"]) / np.median(cpu["ours"])
+    yield "ingest", size, *times, f"pixels equal: {exact}; {share:.2f} in CPU time"
 
     def ours_read() -> None:
         for _ in plate.fields():
@@ -115,7 +126,66 @@ def bench_plates(folder: Path) -> Iterator[Row]:
         for site in plate.sites.itertuples():
             group[f"{site.well[0]}/{site.well[1:]}/{site.site}/0"][0]
 
-    yield "read", f"{len(fields)} fields of 6 x 512 x 512", *medians(ours_read, peer_read, 5), ""
+    yield "read", size, *medians(ours_read, peer_read, 9), ""
+    yield bench_shards(folder, fields)
+
+
+def bench_shards(folder: Path, fields: np.ndarray) -> Row:
+    """The same pixels as JPEG 2000 in two parquet shards, the channels of a well in both."""
+    wells = [f"gene-001_1_{chr(65 + i // 24)}{i % 24 + 1:02d}" for i in range(len(fields))]
+    parts = {"treatment": "EMPTY_control", "gene": "EMPTY_control", "SMILES": None, "concentration": None}
+    (folder / "core").mkdir()
+    pd.DataFrame({"well_id": wells, **parts, "perturbation_type": "CRISPR", "cell_type": "HUVEC"}).to_csv(
+        folder / "core" / "metadata_rxrx3_core.csv", index=False
+    )
+    with ThreadPoolExecutor() as pool:
+        encoded = list(pool.map(lambda image: imagecodecs.jpeg2k_encode(image, level=20), fields.reshape(-1, 512, 512)))
+    keys = [f"gene-001/Plate1/{well.split('_')[2]}_s1_{channel}" for well in wells for channel in range(1, 7)]
+    for i in range(2):
+        shard = pa.table({"__key__": keys[i::2], "jp2": encoded[i::2]})
+        pq.write_table(shard, folder / "core" / f"train-{i:05d}-of-00002.parquet")
+    table = screen.read_rxrx3_core(folder / "core")
+    fresh = (folder / f"shards-{i}" for i in itertools.count())
+
+    def ours() -> None:
+        shards.ingest(table, folder / "core", next(fresh), threads=2)
+
+    def peer() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in pool.map(imagecodecs.jpeg2k_decode, encoded):
+                pass
+
+    times = medians(ours, peer, 5)
+    found = np.concatenate([pixels for _, pixels in plates.Plate(folder / "shards-0" / "gene-001_1.zarr").fields()])
+    exact = all(
+        np.array_equal(imagecodecs.jpeg2k_decode(image), pixels)
+        for image, pixels in zip(encoded, found.reshape(-1, *found.shape[2:]))
+    )
+    return "ingest shards", f"{len(fields)} fields of 6 x 512 x 512", *times, f"pixels equal: {exact}"
+
+
+def bench_encoder(folder: Path, rounds: int = 3) -> Iterator[Row]:
+    """OpenPhenom's geometry with random weights, on the first crops of a plate that `bench_plates` wrote."""
+    import torch
+    from plain_camae import PlainCAMAE
+
+    ours = encoder.load("openphenom", "random", device="cpu")
+    peer = PlainCAMAE(384, 12, 6, 256, 16, 11).eval()
+    peer.load_state_dict(ours.model.state_dict())
+    plate = plates.Plate(next((folder / "plates-0").glob("*.zarr")))
+    crops = images.crops(next(plate.fields(2))[1], ours.img_size)
+    found: dict[str, np.ndarray] = {}
+
+    def embed() -> None:
+        found["ours"] = ours(crops).numpy()
+
+    @torch.inference_mode()
+    def plain() -> None:
+        found["peer"] = peer(torch.from_numpy(crops)).numpy()
+
+    times = medians(embed, plain, rounds)
+    difference = np.abs(found["ours"] - found["peer"]).max() / np.abs(found["peer"]).max()
+    yield "encoder", f"{len(crops)} crops of 6 x 256 x 256", *times, f"largest relative difference {difference:.1e}"
 
 
 def main() -> None:
@@ -125,6 +195,7 @@ def main() -> None:
     rows = [bench_ica(), bench_average_precision(2400), bench_average_precision(4800)]
     with tempfile.TemporaryDirectory() as folder:
         rows += bench_plates(Path(folder))
+        rows += bench_encoder(Path(folder))
     table = pd.DataFrame(rows, columns=["row", "size", "ours_s", "peer_s", "quality"])
     table.insert(4, "speedup", table["peer_s"] / table["ours_s"])
     machine = (
