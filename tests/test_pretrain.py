@@ -158,8 +158,8 @@ def test_bad_input_is_named(stores, tmp_path):
         run(stores, out, geometry="vit")
     with pytest.raises(InputError, match="0 sites"):
         run([], out)
-    with pytest.raises(InputError, match="smaller than images of 128 x 128"):
-        run(stores, out, geometry="camae-mini")
+    with pytest.raises(InputError, match="smaller than images of 256 x 256"):
+        run(stores, out, geometry="openphenom")
     with pytest.raises(InputError, match="5 at most"):
         run(stores, out, geometry=dataclasses.replace(GEOMETRY, max_in_chans=5))
     assert not list(tmp_path.iterdir())
