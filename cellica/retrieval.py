@@ -34,8 +34,15 @@ from cellica.schema import (
 )
 
 MIN_ENTITIES = 20  # fewest perturbations of a map on which known relationships are scored
-CENTERING = ("center", "center_scale", "combat", "harmony")  # methods that take batch means from the wells themselves
-ON_ANCHORS = {"wccn", "ica_shrink"}  # methods fitted on the labels of anchors
+CENTERING = (
+    "center",
+    "center_scale",
+    "combat",
+    "harmony",
+    "harmony_full",
+    "leace",
+)  # methods that take batch means from the wells themselves
+ON_ANCHORS = {"wccn", "ica_shrink", "ruv", "leace"}  # methods fitted on the labels of anchors
 CIRCULAR = "circular:"
 
 
