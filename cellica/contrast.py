@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cellica.whitening import RowSource, chunks, project, working_dtype
 
-CONTRASTS = ("logcosh", "exp", "cube")
 CHUNK_SIZE = 1024  # rows whose products stay in a core's cache
 CHUNK_SIZE_CUDA = 65536
 

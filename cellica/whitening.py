@@ -194,6 +194,7 @@ def project(
     X: np.ndarray | RowSource, matrix: np.ndarray, *, minus: np.ndarray | float = 0.0, plus: np.ndarray | float = 0.0
 ) -> np.ndarray:
     """``(X - minus) @ matrix.T + plus`` (n_samples, n_outputs) in the dtype of X, by chunks of rows."""
+    X = X if is_row_source(X) else np.asarray(X)
     out = np.empty((X.shape[0], matrix.shape[0]), dtype=working_dtype(X))
     weights = matrix.T.astype(out.dtype)
     start = 0
