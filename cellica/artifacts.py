@@ -4,23 +4,26 @@ Nothing here appears under its final name before it is whole.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
+from anndata.io import read_elem
 
 from cellica import __version__
-from cellica.schema import UNS, InputError, MissingFileError, OutputExistsError
+from cellica.schema import UNS, DiskFullError, InputError, MissingFileError, OutputExistsError
 
 PathLike = str | os.PathLike[str]
 SUFFIXES = (".h5ad", ".zarr")
@@ -34,6 +37,8 @@ def atomic(path: PathLike, *, force: bool = False) -> Iterator[Path]:
     ------
     OutputExistsError
         ``path`` is there and ``force`` is False.
+    DiskFullError
+        The disk is full.
     """
     path = Path(path)
     refuse_existing(path, force=force)
@@ -49,8 +54,20 @@ def atomic(path: PathLike, *, force: bool = False) -> Iterator[Path]:
         if path.is_dir() and not path.is_symlink():
             os.replace(path, folder / "replaced")
         os.replace(new, path)
+    except Exception as error:
+        if _is_disk_full(error):
+            raise DiskFullError(
+                f"{path} was not written, the disk is full ({error}): make room and start again"
+            ) from error
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Whether an error says so, as of the system or as libraries put it into words."""
+    full = errno.ENOSPC, errno.EDQUOT
+    return getattr(error, "errno", None) in full or any(os.strerror(number) in str(error) for number in full)
 
 
 def refuse_existing(path: PathLike, *, force: bool = False) -> None:
@@ -124,9 +141,22 @@ def name_inputs(adata: ad.AnnData, inputs: Mapping[str, str], *, steps: int = 1)
 def provenance(adata: ad.AnnData) -> list[dict[str, Any]]:
     """Read the steps that made an AnnData, oldest first."""
     try:
-        return [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
+        return _steps(adata.uns.get(UNS, {}).get("provenance", []))
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"uns['cellica']['provenance'] is not as cellica writes it ({error}): delete it") from error
+
+
+def read_provenance(path: PathLike) -> list[dict[str, Any]]:
+    """Read the steps that made a ``.h5ad`` file, and nothing else of it; none where it tells of none or cannot be read."""
+    try:
+        with h5py.File(path) as file:
+            return _steps(read_elem(file[f"uns/{UNS}/provenance"]))
+    except (OSError, KeyError, ValueError, TypeError):
+        return []
+
+
+def _steps(texts: Iterable[str]) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in texts]
 
 
 def _set_provenance(adata: ad.AnnData, steps: Sequence[Mapping[str, Any]]) -> None:

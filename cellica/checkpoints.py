@@ -41,6 +41,8 @@ def read_checkpoint(path: artifacts.PathLike, prefix: str = "") -> tuple[dict[st
         The file is neither, is damaged or holds more than tensors; it is not there.
     """
     path = artifacts.require_file(path, "weights")
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a regular file: give the file of the weights")
     try:
         with path.open("rb") as stream:
             start = stream.read(9)

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 done in part, with the list of what failed; 2 the input or
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import version as installed
@@ -103,7 +104,7 @@ def fetch(
             manifest = manifests.read_manifest(name)
             _print(f"{manifest.name}: {manifest.title}")
             _print(f"  {fetching.in_words(manifest.size)}; {manifest.licence}, {manifest.licence_url}")
-            for entry in manifest.files if dataset else ():
+            for entry in fetching.chosen(manifest, file) if dataset else ():
                 _print(f"  {entry.path} ({fetching.size_in_words(entry)}): {entry.purpose}")
         return
     if dataset is None or out_dir is None:
@@ -171,8 +172,11 @@ def ingest(
     wanted = _only(_only(table, "experiment", experiment), "plate", plate)
     rules: dict[str, Any] = {"intensity_range": intensity_range, "pixel_size": pixel_size, "force": force}
     if kind is Kind.RXRX3_CORE and not any(str(name).startswith(screen.PATH) for name in table):
-        if intensity_percentiles or z or t is not None:
-            raise InputError("images in parquet shards are single planes of 8 bits: leave out percentiles, --z and --t")
+        if intensity_percentiles or intensity_from != "all" or z is not None or t is not None:
+            raise InputError(
+                "images in parquet shards are single planes of 8 bits: leave out --intensity-percentiles, "
+                "--intensity-from, --z and --t"
+            )
         names = {f"{one}_{other}" for one, other in zip(wanted["experiment"], wanted["plate"])}
         report = shards.ingest(table, source, out_dir, plates=names if len(wanted) < len(table) else None, **rules)
     else:
@@ -209,7 +213,12 @@ def embed(
         str | None, typer.Option("--nuclei", help="Channel in which cells are counted. [default: the first]")
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option("--verify", help="Published embeddings of the same wells to compare with.")
+        Path | None,
+        typer.Option(
+            "--verify",
+            help="Published embeddings of the same wells to compare with: well_id or site_id, and feature_0 "
+            "... (.parquet, .csv, .tsv), or AnnData.",
+        ),
     ] = None,
     layout: Annotated[
         Path | None, typer.Option("--layout", help="Plate map that adds columns to the sites of the plates.")
@@ -236,7 +245,7 @@ def embed(
         artifacts.check_adata_name(out, force=force)
     elif out.suffix or out.is_file():
         raise InputError(f"--out {str(out)!r} is neither a folder nor a file that ends in .h5ad or .zarr")
-    targets = [out if single else out / f"{store.stem}.h5ad" for store in plate]
+    targets = [out if single else out / f"{store.absolute().stem}.h5ad" for store in plate]
     if not single and len(set(targets)) < len(targets):
         raise InputError(
             f"two plates of one name would be written to one file in {out}: embed them into separate folders"
@@ -249,13 +258,18 @@ def embed(
         for store in stores:
             published.check(store.sites, model.n_features * (len(store.channels) if channels == "concat" else 1))
 
-    failed, unlike, skipped = [], 0, 0
+    twice = first_few(name for name, n in Counter(site for one in stores for site in one.sites.index).items() if n > 1)
+    if single and twice:
+        raise InputError(f"sites of these plates have the same ids ({twice}): name each plate once")
+
+    failed, unlike, skipped, outdated = [], 0, 0, []
     for target, group in [(out, stores)] if single else zip(targets, ([store] for store in stores)):
         try:
             with parts.claimed(target) as folder:
                 if target.exists() and not (single or force):
                     progress.say(f"{target} is there already and was skipped (--force writes it again)")
                     skipped += 1
+                    outdated += [] if encoders.is_embedded(target, group[0], model, nuclei=nuclei) else [target.name]
                     continue
                 embedded = [
                     encoders.embed(store, model, chunk_size=chunk_size, parts=folder / store.name, nuclei=nuclei)
@@ -277,13 +291,18 @@ def embed(
         _print(f"{sites.n_obs} sites of {len(stores)} plates embedded: {out}")
     else:
         _print(f"{len(stores) - skipped - len(failed)} plates embedded, {skipped} there already: {out}")
+    if outdated:
+        _print(
+            f"{len(outdated)} of these are not what these plates and options give, or are damaged (--force writes them "
+            f"again): {first_few(outdated)}"
+        )
     for text in failed:
         _print(f"failed: {text}")
     incomplete = [store for store in stores if not store.ours and len(store.set_aside)]
     for store in incomplete:
         reasons = first_few(store.set_aside["reason"].str.split(":").str[0].unique())
         _print(f"{store.path}: {len(store.set_aside)} wells or fields set aside ({reasons})")
-    if failed or unlike or incomplete:
+    if failed or unlike or incomplete or outdated:
         raise typer.Exit(1)
 
 

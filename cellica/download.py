@@ -6,6 +6,7 @@ a kill leaves useless (pooch always, huggingface_hub since its release 2), so wh
 
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from cellica.manifests import HUB, File, Manifest
 from cellica.schema import CellicaError, FetchError
 
 RETRIES = 5  # in a row without a new byte
+RETRIES_OFFLINE = 1  # where not even the server's name is found
 BACKOFF = 1.0  # seconds before the first retry; doubles with each
 CHUNK = 1 << 16  # bytes written together; a connection that drops loses at most so many
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
@@ -43,9 +45,22 @@ class UnreachableError(FetchError):
 class _Failed(Exception):
     """A request that may be worth repeating. ``status`` is that of HTTP, None where no answer came."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, retries: int | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retries = status, RETRIES if retries is None else retries
+
+    @classmethod
+    def of(cls, error: BaseException) -> "_Failed":
+        """What went wrong, in a line: of errors within errors without an answer of the server, the innermost."""
+        status = _status(error)
+        while status is None and (error.__cause__ or error.__context__):
+            error = error.__cause__ or error.__context__  # type: ignore[assignment]
+        retries = RETRIES_OFFLINE if isinstance(error, socket.gaierror) else RETRIES
+        return cls(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", status, retries)
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -86,9 +101,8 @@ def _receive(source: Source, part: Path, show: Callable[[int, int | None], None]
         except OSError as error:
             if isinstance(error, CellicaError) or not hasattr(error, "response"):
                 raise  # of the disk, not of the network
-            status = getattr(error.response, "status_code", None)
-            if status != 416:
-                raise _Failed(_reason(error, status), status) from error
+            if _status(error) != 416:
+                raise _Failed.of(error) from error
             discard(part)  # there is more than the server has
             raise _Failed("what is there is no part of the server's file") from error
     if arriving.total not in (None, size_of(part)):
@@ -144,11 +158,11 @@ def _retried(attempt: Callable[[], T], what: str, reached: Callable[[], int] = l
             before = reached()
             if not passing:
                 raise FetchError(f"{what}: {error}") from error
-            if failures > RETRIES:
+            if failures > error.retries:
                 kind = FetchError if error.status else UnreachableError
-                raise kind(f"{what}: {error} (tried {RETRIES + 1} times)") from error
+                raise kind(f"{what}: {error} (tried {failures} times)") from error
             wait = BACKOFF * 2 ** (failures - 1)
-            progress.say(f"{what}: {error}; trying again in {wait:.0f} s ({failures} of {RETRIES})")
+            progress.say(f"{what}: {error}; trying again in {wait:.0f} s ({failures} of {error.retries})")
             time.sleep(wait)
 
 
@@ -228,15 +242,7 @@ def _asked(question: Callable[[], T]) -> T:
     try:
         return question()
     except Exception as error:  # which classes it raises depends on the HTTP library of its release
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        raise _Failed(_reason(error, status), status) from error
-
-
-def _reason(error: BaseException, status: int | None) -> str:
-    """What went wrong, in a line: of errors within errors without an answer of the server, the innermost."""
-    while status is None and (error.__cause__ or error.__context__):
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise _Failed.of(error) from error
 
 
 def _endpoint() -> str | None:

@@ -191,7 +191,8 @@ def embed(
         bits. By default as many as keep the device busy; what is computed at once is halved where memory is short.
     parts
         Folder for parts of the result, written about once a minute: a run that finds parts of an earlier one of the same
-        plate, encoder and options goes on from there. It is the caller's to remove, when the result is safe.
+        plate, encoder and options goes on from there, if their pixels are still the same. It is the caller's to remove,
+        when the result is safe.
     nuclei
         Name of the channel that shows nuclei, for the count of cells; by default the first.
 
@@ -219,6 +220,8 @@ def embed(
     size = chunk_size or max(1, device.at_once // reader.crops_a_field)
     n_sites = len(plate.sites)
     with Parts(parts, _settings(plate, encoder, nuclei)) as kept:
+        if kept.n_found and not np.array_equal(reader.digests(kept.n_found), kept.rows()["sha256"]):
+            kept.forget("the pixels of its plate were others")
         if kept.n_found:
             progress.say(f"{plate.name}: {kept.n_found} of {n_sites} sites are embedded already, by a run that stopped")
         starts = range(kept.n_found, n_sites, size)
@@ -263,6 +266,13 @@ class _Reader:
             finally:
                 pool.shutdown(cancel_futures=True)
 
+    def digests(self, n_sites: int) -> np.ndarray:
+        """SHA-256 of the pixels of each of the first fields, as they are now: uint8 (n, 32)."""
+        with ThreadPoolExecutor(self.threads) as pool:
+            fields = pool.map(lambda start: next(self.plate.fields(1, start=start))[1], range(n_sites))
+            found = progress.track(fields, f"check {self.plate.name}", total=n_sites)
+            return np.concatenate([_digests(field) for field in found])
+
     def _read(self, start: int, size: int) -> _Chunk:
         sites, fields = next(self.plate.fields(size, start=start))
         expected = self.plate.sites.index[start : start + size]
@@ -271,13 +281,18 @@ class _Reader:
                 f"{self.plate.name} gave the sites {first_few(sites.index)} where {first_few(expected)} were expected"
             )
         crops = torch.from_numpy(images.crops(fields, self.size))
-        digests = [hashlib.sha256(np.ascontiguousarray(field).data).digest() for field in fields]
         return _Chunk(
             sites,
             crops.pin_memory() if self.on_gpu else crops,
             quality.measure(fields, self.plate.channels, nuclei=self.nuclei),
-            np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32),
+            _digests(fields),
         )
+
+
+def _digests(fields: np.ndarray) -> np.ndarray:
+    """SHA-256 of the pixels of each field: uint8 (n, 32)."""
+    digests = [hashlib.sha256(np.ascontiguousarray(field).data).digest() for field in fields]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32)
 
 
 class _Device:
@@ -375,7 +390,6 @@ def _settings(plate: Plate, encoder: Encoder, nuclei: str | None) -> dict[str, A
     known = [plate.provenance, list(plate.sites.index), list(plate.shape), plate.channels]
     return {
         "plate": hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest(),
-        "written": Path(plate.path).stat().st_mtime_ns,
         "encoder": encoder.name,
         "weights": encoder.weights_sha256,
         "dtype": encoder.dtype,
@@ -386,6 +400,31 @@ def _settings(plate: Plate, encoder: Encoder, nuclei: str | None) -> dict[str, A
         "torch": torch.__version__,
         "cellica": __version__,
     }
+
+
+def _parameters(plate: Plate, encoder: Encoder, nuclei: str | None) -> dict[str, Any]:
+    return {
+        "encoder": encoder.name,
+        "dtype": encoder.dtype,
+        "channels": encoder.channels,
+        "crop_size": encoder.img_size,
+        "nuclei": nuclei or plate.channels[0],
+        "plate_channels": plate.channels,
+    }
+
+
+def is_embedded(file: artifacts.PathLike, plate: Plate, encoder: Encoder, *, nuclei: str | None = None) -> bool:
+    """Whether a ``.h5ad`` file says that `embed` made it of this plate, with this encoder and these options.
+
+    Its pixels are not compared, and neither is the device.
+    """
+    *before, last = artifacts.read_provenance(file) or [{}]
+    asked = _parameters(plate, encoder, nuclei)
+    return (
+        before == json.loads(json.dumps(plate.provenance, default=str))
+        and last.get("weights_sha256") == encoder.weights_sha256
+        and {key: last.get("parameters", {}).get(key) for key in asked} == asked
+    )
 
 
 def _site_embeddings(
@@ -403,14 +442,10 @@ def _site_embeddings(
     for known in plate.provenance:
         artifacts.add_step(adata, known)
     parameters = {
-        "encoder": encoder.name,
+        **_parameters(plate, encoder, nuclei),
         "weights": encoder.weights,
-        "dtype": encoder.dtype,
         "device": encoder.device.type,
-        "channels": encoder.channels,
-        "crop_size": encoder.img_size,
         "crops_per_field": crops_a_field,
-        "nuclei": nuclei or plate.channels[0],
     }
     model = {"weights_sha256": encoder.weights_sha256, "torch": torch.__version__}
     digest = hashlib.sha256()

@@ -17,12 +17,23 @@ from torch import nn
 from cellica import artifacts, progress, timm_models
 from cellica.camae import CAMAE, Geometry, initialise
 from cellica.checkpoints import PREFIX, cached, differences, fill, read_checkpoint, read_geometry
-from cellica.embedding import CHANNELS, DTYPES, Encoder, embed
+from cellica.embedding import CHANNELS, DTYPES, Encoder, embed, is_embedded
 from cellica.schema import InputError, WeightsError
 from cellica.timm_models import TimmChannels
 from cellica.verification import Published, Verification, read_published, verify
 
-__all__ = ["DTYPES", "NAMED", "Encoder", "Published", "Verification", "embed", "load", "read_published", "verify"]
+__all__ = [
+    "DTYPES",
+    "NAMED",
+    "Encoder",
+    "Published",
+    "Verification",
+    "embed",
+    "is_embedded",
+    "load",
+    "read_published",
+    "verify",
+]
 
 NAMED = {
     "openphenom": Geometry(img_size=256, patch_size=16, embed_dim=384, depth=12, num_heads=6),
@@ -31,7 +42,8 @@ NAMED = {
 LICENCE = "OpenPhenom's weights are for non-commercial use (Recursion's Non-Commercial End User Licence)"
 HOW_TO_GET = {
     "openphenom": "fetch model.safetensors (712 MB, recursionpharma/OpenPhenom on Hugging Face) with `cellica fetch "
-    f"openphenom DIR` and pass weights=DIR, or download it into the Hugging Face cache. {LICENCE}",
+    "openphenom DIR --accept-license` and pass --weights DIR (weights=DIR), or download it into the Hugging Face cache. "
+    f"{LICENCE}",
     "camae": "pass weights=FILE, a model.safetensors with its config.json beside it",
 }
 BUNDLED = {"camae-mini": Path(__file__).with_name("weights") / "camae-mini.safetensors"}

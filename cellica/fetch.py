@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -20,7 +20,7 @@ import filelock
 from cellica import artifacts, progress
 from cellica.artifacts import PathLike
 from cellica.download import Source, UnreachableError, discard, download, size_of, source_of
-from cellica.manifests import File, Manifest, read_manifest
+from cellica.manifests import RESERVED, File, Manifest, read_manifest
 from cellica.schema import FetchError, InputError, first_few
 
 LOCK = "checksums.json"
@@ -82,7 +82,7 @@ def fetch(
         or an archive is not safe to unpack. Files that came before stay.
     """
     manifest = read_manifest(name)
-    wanted = _chosen(manifest, files)
+    wanted = chosen(manifest, files)
     folder = Path(out_dir)
     if dry_run:
         return [_planned(file, folder) for file in wanted]
@@ -94,7 +94,7 @@ def fetch(
             if unpack:
                 for one in outcomes:
                     if one.status != "failed" and one.target.suffix == ".zip":
-                        unpack_zip(one.target, folder)
+                        unpack_zip(one.target, folder, kept=(*RESERVED, *(file.path for file in manifest.files)))
             return outcomes
     except filelock.Timeout as error:
         raise FetchError(f"another cellica fetch is at work in {folder}: wait for it, or fetch elsewhere") from error
@@ -155,7 +155,8 @@ def _fetch_one(manifest: Manifest, file: File, folder: Path, recorded: str | Non
 # ---------------------------------------------------------------------------------------------- what is wanted
 
 
-def _chosen(manifest: Manifest, names: Sequence[str] | None) -> list[File]:
+def chosen(manifest: Manifest, names: Sequence[str] | None) -> list[File]:
+    """Files of a manifest by names and patterns, all by default; an InputError where one names none."""
     known = [file.path for file in manifest.files]
     for name in names or ():
         if not any(fnmatch(path, name) for path in known):
@@ -268,19 +269,24 @@ def _record(folder: Path, path: str, **what: Any) -> None:
 # ---------------------------------------------------------------------------------------------- archives
 
 
-def unpack_zip(archive: Path, folder: Path) -> int:
+def unpack_zip(archive: Path, folder: Path, kept: Collection[str] = ()) -> int:
     """Unpack a zip archive into a folder, and return the number of files written; those there with their size are left.
+
+    Parameters
+    ----------
+    kept
+        Paths in the folder that no member may have.
 
     Raises
     ------
     FetchError
-        A member would leave the folder, is a link or is encrypted (nothing is written then), the disk is too full, or the
-        archive is damaged.
+        A member would leave the folder or replace a file that is kept, is a link or is encrypted (nothing is written
+        then), the disk is too full, or the archive is damaged.
     """
     try:
         with zipfile.ZipFile(archive) as opened:
             members = [member for member in opened.infolist() if not member.is_dir()]
-            _refuse_unsafe(members, archive, folder)
+            _refuse_unsafe(members, archive, folder, {(folder / path).resolve() for path in kept})
             missing = [member for member in members if size_of(folder / member.filename) != member.file_size]
             needed, free = sum(member.file_size for member in missing), shutil.disk_usage(folder).free
             if needed > free:
@@ -300,8 +306,8 @@ def _extract(opened: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
         shutil.copyfileobj(packed, plain, 1 << 20)
 
 
-def _refuse_unsafe(members: Iterable[zipfile.ZipInfo], archive: Path, folder: Path) -> None:
-    bad = [f"{member.filename}: {reason}" for member in members for reason in _unsafe(member, folder.resolve())]
+def _refuse_unsafe(members: Iterable[zipfile.ZipInfo], archive: Path, folder: Path, kept: set[Path]) -> None:
+    bad = [f"{member.filename}: {reason}" for member in members for reason in _unsafe(member, folder.resolve(), kept)]
     if bad:
         raise FetchError(f"{archive} is not safe to unpack, and nothing of it was written: {first_few(bad)}")
 
@@ -311,7 +317,7 @@ def _resolved(folder: Path) -> Path:
     return folder.resolve()
 
 
-def _unsafe(member: zipfile.ZipInfo, folder: Path) -> Iterator[str]:
+def _unsafe(member: zipfile.ZipInfo, folder: Path, kept: set[Path]) -> Iterator[str]:
     if (member.external_attr >> 16) & 0o170000 == 0o120000:
         yield "is a link"
     if member.flag_bits & 1:
@@ -319,3 +325,5 @@ def _unsafe(member: zipfile.ZipInfo, folder: Path) -> Iterator[str]:
     parts = set(re.split(r"[/\\]", member.orig_filename))
     if ".." in parts or not _resolved((folder / member.filename).parent).is_relative_to(folder):
         yield "leaves the folder"
+    elif _resolved((folder / member.filename).parent) / Path(member.filename).name in kept:
+        yield "would replace a file that was fetched"

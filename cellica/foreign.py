@@ -86,7 +86,7 @@ def metadata(folder: Path) -> dict[str, Any]:
     return attributes.get("ome", attributes)
 
 
-def describe(path: Path, plate: dict[str, Any]) -> Description:
+def describe(path: Path, plate: dict[str, Any], z: images.Planes = None, t: int | None = None) -> Description:
     """Describe a plate from its metadata.
 
     Parameters
@@ -96,6 +96,8 @@ def describe(path: Path, plate: dict[str, Any]) -> Description:
         without one is an experiment of its own, of one plate.
     plate
         Its OME metadata ``plate``.
+    z, t
+        The planes and the time point that will be read: their pixels must be there.
 
     Raises
     ------
@@ -108,7 +110,7 @@ def describe(path: Path, plate: dict[str, Any]) -> Description:
     rows: list[dict[str, Any]] = []
     fields: list[Field] = []
     faults: list[tuple[str, str, str, str]] = []
-    for well, site, found in _fields(path, plate):
+    for well, site, found in _fields(path, plate, z, t):
         if isinstance(found, Field):
             rows.append(
                 {EXPERIMENT: experiment, PLATE: number, WELL: well, SITE: int(site) if site.isdigit() else site}
@@ -138,7 +140,9 @@ def describe(path: Path, plate: dict[str, Any]) -> Description:
     return Description(sites, list(itertools.compress(fields, like)), set_aside)
 
 
-def _fields(path: Path, plate: dict[str, Any]) -> Iterator[tuple[str, str, Field | tuple[str, str]]]:
+def _fields(
+    path: Path, plate: dict[str, Any], z: images.Planes, t: int | None
+) -> Iterator[tuple[str, str, Field | tuple[str, str]]]:
     """Well, site, and the field, or (path, reason) where there is none."""
     for listed in plate["wells"]:
         folder = path / listed["path"]
@@ -156,10 +160,10 @@ def _fields(path: Path, plate: dict[str, Any]) -> Iterator[tuple[str, str, Field
             yield well, "", (str(folder), f"well without readable metadata: {error!r}")
             continue
         for site in fields:
-            yield well, site, _field_or_reason(folder / site)
+            yield well, site, _field_or_reason(folder / site, z, t)
 
 
-def _field_or_reason(folder: Path) -> Field | tuple[str, str]:
+def _field_or_reason(folder: Path, z: images.Planes, t: int | None) -> Field | tuple[str, str]:
     if not folder.is_dir():
         return str(folder), "field listed and absent"
     try:
@@ -182,7 +186,7 @@ def _field_or_reason(folder: Path) -> Field | tuple[str, str]:
             labels = [str(i) for i in range(n_channels)]
         all_lengths = tuple(lengths.get(axis, 1) for axis in AXES)
         field = Field(array, axes, all_lengths, dtype, tuple(labels))  # type: ignore[arg-type]
-        missing = _channels_without_chunks(field)
+        missing = _channels_without_chunks(field, z, t)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
         return str(folder), f"field without readable metadata: {error!r}"
     return (str(array), f"no chunk of channel {', '.join(missing)}") if missing else field
@@ -204,19 +208,22 @@ def _v2(file: Path) -> bytes:
         raise FileNotFoundError(f"neither zarr.json nor {file.name} in {file.parent}") from error
 
 
-def _channels_without_chunks(field: Field) -> list[str]:
-    """Channels of which no chunk is there: zarr would read a black picture."""
+def _channels_without_chunks(field: Field, z: images.Planes, t: int | None) -> list[str]:
+    """Channels of which no chunk is there, of the planes and the time point that are asked for: zarr would read black."""
     import zarr
 
     stored = zarr.open_array(store=field.array, mode="r")
-    c = field.axes.find("c")
+    sizes = dict(zip(field.axes, stored.shards or stored.chunks))
+    lengths = dict(zip(field.axes, stored.shape))
+    asked = {
+        axis: i // sizes[axis] for axis, i in (("z", z), ("t", t)) if isinstance(i, int) and i < lengths.get(axis, 0)
+    }
     there = set()
     for position, file in _chunks(stored, field.array):
-        block = position[c] if c >= 0 else 0
-        if block not in there and file.exists():
-            there.add(block)
-    size = (stored.shards or stored.chunks)[c] if c >= 0 else 1
-    return [name for i, name in enumerate(field.channels) if i // size not in there]
+        block = dict(zip(field.axes, position))
+        if all(block[axis] == i for axis, i in asked.items()) and block.get("c", 0) not in there and file.exists():
+            there.add(block.get("c", 0))
+    return [name for i, name in enumerate(field.channels) if i // sizes.get("c", 1) not in there]
 
 
 def refuse_truncated(stored: Any, folder: Path) -> None:

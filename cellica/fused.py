@@ -21,12 +21,12 @@ LARGEST_SCORE = 60.0  # exp of it and of its negative, summed over any number of
 
 @dataclasses.dataclass(frozen=True)
 class FusedBlock:
-    """Folded weights of one block: x + mlp_out @ GELU(mlp_in @ LN(x)) + attention_out @ attention(qkv @ LN(x)) + bias.
+    """Folded weights of one block: x + mlp_out @ GELU(mlp_in @ LN(x)) + attention_out @ attention(qk @ LN(x), v @ LN(x)) + bias.
 
     Attributes
     ----------
-    mlp_in, qkv
-        Weight and bias of the two input projections.
+    mlp_in, qk, v
+        Weight and bias of the input projections; q and k together, as both are normalised.
     q_scale, q_shift
         Affine part of q's norm. It carries k's scale and the attention's too; k's shift is left out, as it adds the
         same to a query's scores for all keys, and softmax does not see it.
@@ -38,7 +38,8 @@ class FusedBlock:
 
     heads: int
     mlp_in: tuple[Tensor, Tensor]
-    qkv: tuple[Tensor, Tensor]
+    qk: tuple[Tensor, Tensor]
+    v: tuple[Tensor, Tensor]
     q_scale: Tensor
     q_shift: Tensor
     mlp_out: Tensor
@@ -46,19 +47,18 @@ class FusedBlock:
     out_bias: Tensor
     bounded: bool
 
-    def hidden(self, x: Tensor, mlp: Tensor, qkv: Tensor) -> Tensor:
-        """Write GELU of the MLP into ``mlp`` (N, T, 4D), return attention (N, T, D); ``qkv`` (N, T, 3D) is scratch."""
+    def hidden(self, x: Tensor, mlp: Tensor, qk: Tensor, v: Tensor) -> Tensor:
+        """Write GELU of the MLP into ``mlp`` (N, T, 4D), return attention (N, T, D); ``qk``, ``v`` are scratch."""
         n, n_tokens, width = x.shape
         size = width // self.heads
         normed = F.layer_norm(x, (width,), eps=EPS).to(mlp.dtype).flatten(0, 1)
-        for (weight, bias), out in ((self.mlp_in, mlp), (self.qkv, qkv)):
+        for (weight, bias), out in ((self.mlp_in, mlp), (self.qk, qk), (self.v, v)):
             torch.addmm(bias, normed, weight.T, out=out.flatten(0, 1))
         torch.ops.aten.gelu_(mlp)
 
-        q_and_k, v = qkv.view(n, n_tokens, 3, self.heads, size).split((2, 1), dim=2)
-        q, k = F.layer_norm(q_and_k, (size,), eps=EPS).unbind(2)
+        q, k = F.layer_norm(qk.view(n, n_tokens, 2, self.heads, size), (size,), eps=EPS).unbind(2)
         q = torch.addcmul(self.q_shift, q, self.q_scale)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v.squeeze(2)))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v.view(n, n_tokens, self.heads, size)))
         if x.device.type == "cpu" and mlp.dtype == torch.bfloat16 and BFLOAT16_BY_PRODUCTS:
             attention = self._attend(*(part.flatten(0, 1) for part in (q, k, v))).unflatten(0, (n, self.heads))
         else:
@@ -97,9 +97,9 @@ class FusedCAMAE:
         n, n_channels = images.shape[:2]
         first = (self.model.cls_token + self.model.pos_embed[:, :1]).expand(n, -1, -1)
         x = torch.cat([first, self.model.tokens(images)], dim=1)
-        mlp, qkv = (x.new_empty(*x.shape[:2], times * x.shape[2], dtype=self.dtype) for times in (4, 3))
+        mlp, qk, v = (x.new_empty(*x.shape[:2], times * x.shape[2], dtype=self.dtype) for times in (4, 2, 1))
         for block in self.blocks[:-1]:
-            attention = block.hidden(x, mlp, qkv)
+            attention = block.hidden(x, mlp, qk, v)
             x += block.out_bias
             for hidden, weight in ((mlp, block.mlp_out), (attention, block.attention_out)):
                 if self.dtype == torch.float32:
@@ -108,7 +108,7 @@ class FusedCAMAE:
                     x += F.linear(hidden, weight)
         last = self.blocks[-1]
         # projections of means are means of projections: the last ones see one row a channel
-        x, mlp, attention = (_means(part, n_channels) for part in (x, mlp, last.hidden(x, mlp, qkv)))
+        x, mlp, attention = (_means(part, n_channels) for part in (x, mlp, last.hidden(x, mlp, qk, v)))
         x += F.linear(mlp, last.mlp_out.float()) + F.linear(attention, last.attention_out.float(), last.out_bias)
         return x[:, 0], x[:, 1:]
 
@@ -124,7 +124,11 @@ def _fold(block: ParallelBlock, dtype: torch.dtype) -> FusedBlock:
     part = {name: value.double() for name, value in block.state_dict().items()}
     bias = part["in_proj.weight"] @ part["in_norm.bias"] + block.joint_bias().double()
     weight = part["in_proj.weight"] * part["in_norm.weight"]
-    mlp, qkv = (slice(None, len(part["mlp_bias"])), slice(len(part["mlp_bias"]), None))
+    width = weight.shape[1]
+    mlp, qk, v = (
+        (weight[rows].to(dtype), bias[rows].to(dtype))
+        for rows in (slice(None, -3 * width), slice(-3 * width, -width), slice(-width, None))
+    )
 
     size = len(part["q_norm.weight"])
     scale = part["k_norm.weight"] / math.sqrt(size)
@@ -135,8 +139,9 @@ def _fold(block: ParallelBlock, dtype: torch.dtype) -> FusedBlock:
     out_bias = gamma * (part["mlp_out_proj.bias"] + part["attn_out_proj.bias"])
     return FusedBlock(
         heads=block.heads,
-        mlp_in=(weight[mlp].to(dtype), bias[mlp].to(dtype)),
-        qkv=(weight[qkv].to(dtype), bias[qkv].to(dtype)),
+        mlp_in=mlp,
+        qk=qk,
+        v=v,
         q_scale=q_scale.to(dtype),
         q_shift=q_shift.to(dtype),
         mlp_out=(gamma[:, None] * part["mlp_out_proj.weight"]).to(dtype),

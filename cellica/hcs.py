@@ -298,7 +298,7 @@ class Plate:
     PlateError
         It is no plate, or needs a choice that is not given.
     InputError
-        The layout does not fit.
+        The layout does not fit, or a plate of ours is given ``intensity_range``, ``z`` or ``t``.
     """
 
     def __init__(
@@ -319,6 +319,10 @@ class Plate:
         self.ours = UNS in attributes
         try:
             if self.ours:
+                if self._rules != (None, None, None):
+                    raise InputError(
+                        f"{self.path} was made by an ingest, single planes of 8 bits: leave out intensity_range, z and t"
+                    )
                 self._open_ours(attributes[UNS])
             else:
                 self._open_foreign(attributes)
@@ -346,7 +350,7 @@ class Plate:
 
     def _open_foreign(self, attributes: Attributes) -> None:
         intensity_range, z, t = self._rules
-        found = foreign.describe(self.path, attributes.get("ome", attributes)["plate"])
+        found = foreign.describe(self.path, attributes.get("ome", attributes)["plate"], z, t)
         self._foreign = dict(zip(found.sites.index, found.fields))
         first = found.fields[0]
         foreign.check_choice(found.fields, z, t, self.path)

@@ -268,15 +268,19 @@ def _jpeg2000(data: bytes) -> np.ndarray:
 def _tiff(data: bytes, z: Planes, t: int | None) -> np.ndarray:
     _refuse_cut_tiff(data)
     with tifffile.TiffFile(io.BytesIO(data)) as file:
-        if len(file.pages) > 1 or len(file.pages[0].shape) > 2:
-            return _tiff_stack(file, data, z, t)
         page = file.pages[0]
-        _refuse_huge(*page.shape)
-        _refuse_open_end(page, data)
-        try:
-            return imagecodecs.tiff_decode(data)
-        except imagecodecs.TiffError:
-            return page.asarray(maxworkers=1)
+        if len(file.pages) > 1 or len(page.shape) > 2:
+            image = _tiff_stack(file, data, z, t)
+        else:
+            _refuse_huge(*page.shape)
+            _refuse_open_end(page, data)
+            try:
+                image = imagecodecs.tiff_decode(data)
+            except imagecodecs.TiffError:
+                image = page.asarray(maxworkers=1)
+        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE:
+            raise ImageError("inverted grey values (photometric MinIsWhite): write it again with 0 as black")
+        return image
 
 
 def _refuse_cut_tiff(data: bytes) -> None:

@@ -278,7 +278,13 @@ def _write_plate(
         kept = sites.loc[[site_id for site_id in sites.index if site_id not in faults]]
         if spec and len(kept):
             counts = {"sites": len(kept), "set_aside": len(faults)}
-            used = {"intensity_ranges": ranges, "intensity_sample": sample} if rules.intensity_percentiles else {}
+            used = {}
+            if rules.intensity_percentiles:
+                used = {"intensity_ranges": ranges, "intensity_sample": sample}
+                progress.say(
+                    f"{store.stem}: 0 and 255 are "
+                    + ", ".join(f"{c} {r[0]} and {r[1]}" for c, r in ranges.items() if r)
+                )
             step = artifacts.step("ingest", rules.parameters(), inputs, plates={store.stem: counts}, **used)
             ours = {
                 "sites": hcs.sites_to_json(kept),
@@ -448,6 +454,19 @@ def _whole_plate(sites: pd.DataFrame, reason: str) -> tuple[str, ...]:
     return ("", experiment, plate, "", "", "", "", reason)
 
 
+def read_set_aside(out_dir: Path) -> pd.DataFrame:
+    """What earlier runs set aside, empty without any; an InputError where the file is not one that an ingest wrote."""
+    file = out_dir / SET_ASIDE_FILE
+    if not file.exists():
+        return set_aside_frame()
+    try:
+        return pd.read_csv(file, dtype=str, keep_default_na=False)[list(SET_ASIDE)]
+    except (ValueError, KeyError, OSError) as error:
+        raise InputError(
+            f"{file} is not what an ingest wrote ({error}): move it away, or choose another folder for the plates"
+        ) from error
+
+
 def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
     """Bring ``set_aside.csv`` up to date: this run's plates, other finished plates, and earlier ones without a store."""
     file = out_dir / SET_ASIDE_FILE
@@ -457,9 +476,7 @@ def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
             if store.stem not in tables:
                 with contextlib.suppress(PlateError):  # another tool's store
                     tables[store.stem] = finished_plate(store).set_aside
-        if file.exists():
-            earlier = pd.read_csv(file, dtype=str, keep_default_na=False)
-            for key, rows in earlier.groupby([EXPERIMENT, PLATE], sort=False):
-                tables.setdefault(hcs.store_name(*key) if any(key) else "", rows)
+        for key, rows in read_set_aside(out_dir).groupby([EXPERIMENT, PLATE], sort=False):
+            tables.setdefault(hcs.store_name(*key) if any(key) else "", rows)
         everything = pd.concat([tables[name] for name in sorted(tables)] or [set_aside_frame()], ignore_index=True)
         artifacts.write_table(everything[list(SET_ASIDE)], file, force=True)

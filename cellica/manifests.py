@@ -5,6 +5,7 @@ Those of cellica lie in the folder ``data_manifests``; its README describes thei
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +112,9 @@ def read_manifest(name: PathLike) -> Manifest:
         raise InputError(f"manifest {path} has {len(faults)} faults: {first_few(faults, 8)}")
     files = tuple(file for entry in table["files"] for file in _expanded(entry, table))
     places = [file.path for file in files]
-    twice = {place for place in places if places.count(place) > 1}
+    twice = sorted(place for place, count in Counter(places).items() if count > 1)
     if twice:
-        raise InputError(f"manifest {path} names files twice: {first_few(sorted(twice))}")
+        raise InputError(f"manifest {path} names files twice: {first_few(twice)}")
     texts = {key: table.get(key, "") for key, (kind, _) in _SET_KEYS.items() if kind is str}
     return Manifest(**texts, files=files)
 

@@ -1,6 +1,7 @@
 """Long computations that may be killed at any moment: one run an output, and parts from which the next run goes on."""
 
 import contextlib
+import glob
 import json
 import shutil
 import time
@@ -36,6 +37,8 @@ def claimed(output: artifacts.PathLike) -> Iterator[Path]:
     try:
         with FileLock(lock, timeout=0):
             try:
+                for left in output.parent.glob(f".{glob.escape(output.name)}.*.part"):
+                    shutil.rmtree(left, ignore_errors=True)
                 yield folder
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
@@ -87,6 +90,13 @@ class Parts:
     def rows(self) -> dict[str, np.ndarray]:
         """All rows so far, in order: arrays by name."""
         return _joined([*self._kept, *self._new])
+
+    def forget(self, why: str) -> None:
+        """Discard the rows that an earlier run left; ``why`` is said."""
+        progress.say(f"{self.folder}: parts of an earlier run are discarded, {why}")
+        for file in self.folder.glob("*.npz") if self.folder else ():
+            file.unlink()
+        self._kept, self.n_rows, self.n_found = [], 0, 0
 
     def _prepare(self, folder: Path, settings: Mapping[str, object]) -> None:
         if folder.exists():

@@ -212,6 +212,8 @@ def _validate(table: pd.DataFrame, out_dir: Path, rules: Rules, threads: int) ->
             f"the screen table names no images: it needs a column {PATH}CHANNEL for each channel, "
             f"and has {', '.join(map(str, table.columns))}"
         )
+    if PATH in table.columns:
+        raise InputError(f"a column of images is named {PATH!r}, without a channel: name it {PATH}CHANNEL")
     check_sites(without_paths(table))
 
 
@@ -222,6 +224,7 @@ def check_run(out_dir: Path, rules: Rules, threads: int) -> None:
     if threads < 1:
         raise InputError(f"threads is {threads}: it must be 1 or more")
     rules.check()
+    ingestion.read_set_aside(out_dir)
 
 
 def check_sites(sites: pd.DataFrame) -> None:

@@ -556,10 +556,10 @@ def _group_means(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def _same_kind(plates: Sequence[ad.AnnData]) -> None:
-    """Raise an InputError that names the plate which differs from the first in features, obsm keys or encoder."""
+    """Raise an InputError that names the plate which differs from the first in features, obsm keys or embedding."""
     first = plates[0]
-    for plate in plates[1:]:
-        here, there = (f"the plate of {sites.obs_names[0]!r}" for sites in (plate, first))
+    for i, plate in enumerate(plates[1:], 2):
+        here, there = f"plate {i} ({plate.obs_names[0]!r} ...)", f"plate 1 ({first.obs_names[0]!r} ...)"
         if not plate.var_names.equals(first.var_names):
             raise InputError(
                 f"{here} has other features than {there} ({plate.n_vars} and {first.n_vars}): embed both alike"
@@ -570,15 +570,16 @@ def _same_kind(plates: Sequence[ad.AnnData]) -> None:
             )
         if _encoders(plate) != _encoders(first):
             raise InputError(
-                f"{here} and {there} were embedded by different encoders, {_encoders(plate)} and {_encoders(first)}: "
-                "embed all plates with one"
+                f"{here} and {there} were embedded by different encoders or of different channels, {_encoders(plate)} and "
+                f"{_encoders(first)}: embed all plates alike"
             )
 
 
 def _encoders(adata: ad.AnnData) -> list[dict[str, Any]]:
     """What decides an embedding, of each ``embed`` step."""
     steps = [{**known["parameters"], **known} for known in provenance(adata) if known["verb"] == "embed"]
-    return [{key: known.get(key) for key in ("encoder", "weights_sha256", "crop_size")} for known in steps]
+    keys = ("encoder", "weights_sha256", "crop_size", "channels", "plate_channels")
+    return [{key: known.get(key) for key in keys} for known in steps]
 
 
 def _merge_provenance(adata: ad.AnnData, sources: Sequence[ad.AnnData]) -> None:

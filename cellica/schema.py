@@ -56,6 +56,10 @@ class OutputBusyError(CellicaError, OSError):
     """Another run is writing this output now."""
 
 
+class DiskFullError(CellicaError, OSError):
+    """An output could not be written: the disk is full."""
+
+
 class ImageError(CellicaError, OSError):
     """An image file is absent, truncated or not an image."""
 

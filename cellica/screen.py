@@ -39,6 +39,8 @@ from cellica.schema import (
 
 SITE_KEYS = (EXPERIMENT, PLATE, WELL, SITE)
 PATH = "path_"
+# digits that are a name: with leading zeros (plate 01), in the form of a power (1E4), or more than a number keeps
+_NAME_OF_DIGITS = r"[+-]?0\d+|\d+[eE]\d+|\d{16,}"
 _TEXT_ROLES = (EXPERIMENT, PLATE, CELL_TYPE, PERTURBATION, PERTURBATION_TYPE)
 
 # ---------------------------------------------------------------------------------------------- tables and columns
@@ -53,6 +55,8 @@ def load_table(path: PathLike) -> pd.DataFrame:
         The file is not there, or is not a table.
     """
     file = require_file(path, "table")
+    if not file.is_file():
+        raise InputError(f"{file} is not a regular file: give a CSV, TSV or parquet file")
     try:
         if file.suffix == ".parquet":
             return pd.read_parquet(file)
@@ -64,15 +68,24 @@ def load_table(path: PathLike) -> pd.DataFrame:
 
 
 def _read_csv(file: Path, separator: str) -> pd.DataFrame:
-    """Read a CSV; integers written with leading zeros (plate 01) are names and stay as they are written."""
+    """Read a CSV; names that a number would not keep stay as they are written, and words read as missing are counted."""
     table = pd.read_csv(file, sep=separator, low_memory=False)
-    whole = [i for i, kind in enumerate(table.dtypes) if pd.api.types.is_integer_dtype(kind)]
-    if whole:
-        written = pd.read_csv(file, sep=separator, usecols=whole, dtype=str)
-        for i, name in enumerate(written.columns):
-            if written.iloc[:, i].str.match(r"0\d").any():
-                table[name] = written.iloc[:, i].astype(object)
+    looked_at = [i for i in range(table.shape[1]) if not _is_measured(table.iloc[:, i])]
+    if looked_at:
+        written = pd.read_csv(file, sep=separator, usecols=looked_at, dtype=str, keep_default_na=False)
+        for i, name in enumerate(table.columns[looked_at]):
+            values, texts = table[name], written.iloc[:, i]
+            words = texts[values.isna() & (texts != "")]
+            if len(words):
+                say(f"{file}: {len(words)} cells of {name!r} are read as missing: {first_few(words.unique())}")
+            if pd.api.types.is_numeric_dtype(values) and texts[values.notna()].str.fullmatch(_NAME_OF_DIGITS).any():
+                table[name] = texts.astype(object).where(values.notna(), None)
     return table
+
+
+def _is_measured(column: pd.Series) -> bool:
+    """Whether a column holds fractions: no names."""
+    return pd.api.types.is_float_dtype(column) and not (column.isna() | (column % 1 == 0)).all()
 
 
 def text(column: pd.Series) -> pd.Series:

@@ -29,6 +29,7 @@ from cellica.plates import by_plate, check_run, check_sites, table_sha256, witho
 from cellica.schema import EXPERIMENT, PLATE, InputError, MissingFileError, first_few, format_well, parse_well
 
 KEY, IMAGE = "__key__", "jp2"
+TEXTS, BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 CHANNELS = tuple(f"w{i}" for i in range(1, 7))
 BATCH = 16  # rows decoded from parquet at a time
 READ_AHEAD = 2**20  # bytes; without it a whole column of a row group is read at once
@@ -138,19 +139,21 @@ def find_shards(source: PathLike) -> list[Path]:
     for file in files:
         try:
             with pq.ParquetFile(file) as opened:
-                names, n_rows = opened.schema_arrow.names, opened.metadata.num_rows
+                schema, n_rows = opened.schema_arrow, opened.metadata.num_rows
         except (pa.ArrowException, OSError) as error:
             bad.append(f"{file.name} ({error})")
             continue
-        if not {KEY, IMAGE} <= set(names):
-            others.append(f"{file.name} ({first_few(names, 3)})")
+        if not {KEY, IMAGE} <= set(schema.names):
+            others.append(f"{file.name} ({first_few(schema.names, 3)})")
+        elif wrong := _wrong_types(schema):
+            bad.append(f"{file.name} ({wrong})")
         elif n_rows == 0:
             bad.append(f"{file.name} (no rows)")
         else:
             shards.append(file)
     if bad:
         raise InputError(
-            f"{len(bad)} of {len(files)} shards are damaged or empty; fetch them again: {', '.join(bad[:5])}"
+            f"{len(bad)} of {len(files)} shards are damaged, empty or of other types; fetch them again: {', '.join(bad[:5])}"
             + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         )
     if not shards:
@@ -158,6 +161,13 @@ def find_shards(source: PathLike) -> list[Path]:
     if others:
         progress.say(f"{len(others)} parquet files hold no images and are passed over: {', '.join(others[:5])}")
     return shards
+
+
+def _wrong_types(schema: pa.Schema) -> str:
+    key, image = schema.field(KEY).type, schema.field(IMAGE).type
+    if pa.types.is_struct(image):
+        image = image.field("bytes").type if image.get_field_index("bytes") >= 0 else image
+    return "" if key in TEXTS and image in BYTES else f"{KEY} is {key} and {IMAGE} {image}, not text and bytes"
 
 
 def parse_key(key: str) -> Key | None:

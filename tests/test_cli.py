@@ -149,6 +149,22 @@ def test_embed_goes_on_where_it_stopped_and_past_a_plate_that_fails(wells, tmp_p
     run("embed", stores[0], stores[0], *words, code=2)
 
 
+def test_embed_tells_files_that_are_not_what_was_asked_for(wells, tmp_path, capsys, monkeypatch):
+    store = wells.parent / "plates" / "HUVEC-01_1.zarr"
+    words = ("--out", tmp_path / "sites", "--encoder", "camae-mini", "--weights", "random")
+    monkeypatch.chdir(store)
+    run("embed", ".", *words)
+    run("embed", store, *words)
+    capsys.readouterr()
+    run("embed", store, *words, "--channels", "concat", code=1)
+    assert "1 of these are not what these plates and options give, or are damaged" in capsys.readouterr().out
+    target = tmp_path / "sites" / "HUVEC-01_1.h5ad"
+    target.write_bytes(b"")
+    run("embed", store, *words, code=1)
+    run("embed", store, *words, "--force")
+    assert artifacts.read_adata(target).n_obs == 10
+
+
 def test_embed_leaves_an_output_to_the_run_that_writes_it(wells, tmp_path, capsys):
     store = wells.parent / "plates" / "HUVEC-01_1.zarr"
     words = ("embed", store, "--encoder", "camae-mini", "--weights", "random", "--out")
@@ -341,6 +357,11 @@ DOORS = {
         "embed {plate} --out {out} --encoder camae-mini --weights random --nuclei DNA",
         "no channel 'DNA' of nuclei",
     ),
+    "rules for a plate that has its pixels": (
+        "embed {plate} --out {out} --encoder camae-mini --intensity-range 0 9",
+        "was made by an ingest, single planes of 8 bits: leave out",
+    ),
+    "one plate twice": ("embed {plate} {plate} --out {out} --encoder camae-mini", "name each plate once"),
     "unknown encoder": ("embed {plate} --out {out} --encoder vit --weights random", "camae-mini"),
     "import without columns": ("import table {faulty}/table.csv --out {out}", "no column"),
     "bad --column": ("import table {faulty}/table.csv --out {out} --column plate", "write role=SPEC"),

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -401,9 +400,32 @@ def test_parts_of_another_encoder_precision_or_plate_are_not_mixed_in(tiny, tmp_
         adata = encoder.embed(plate, changed, parts=tmp_path / "parts")
         assert said[-1].endswith(f"discarded, it had other {told}")
         np.testing.assert_array_equal(adata.X, encoder.embed(plate, changed).X)
-    os.utime(plate.path, ns=(1, 1))
-    encoder.embed(plate, changed, parts=tmp_path / "parts")
-    assert said[-1].endswith("discarded, it had other written")
+    plate.pixels[1, 0, 0, 0] ^= 255
+    adata = encoder.embed(plate, changed, parts=tmp_path / "parts")
+    assert said[-1].endswith("discarded, the pixels of its plate were others")
+    np.testing.assert_array_equal(adata.X, encoder.embed(plate, changed).X)
+    np.testing.assert_array_equal(adata.X, encoder.embed(plate, changed, parts=tmp_path / "parts").X)
+    assert said[-1].endswith("3 of 3 sites are embedded already, by a run that stopped")
+
+
+def test_a_file_of_embeddings_tells_whether_it_is_what_would_be_made(tiny, tmp_path):
+    plate = StubPlate(random_images(2, 2, 32), tmp_path / "p.zarr")
+    artifacts.write_adata(encoder.embed(plate, tiny), tmp_path / "sites.h5ad")
+    assert encoder.is_embedded(tmp_path / "sites.h5ad", plate, tiny)
+    assert encoder.is_embedded(tmp_path / "sites.h5ad", plate, tiny, nuclei="w1")
+    assert not encoder.is_embedded(tmp_path / "sites.h5ad", plate, tiny, nuclei="w2")
+    for change in (
+        {"weights_sha256": "another"},
+        {"dtype": "bfloat16"},
+        {"channels": "concat"},
+        {"name": "camae-mini"},
+    ):
+        assert not encoder.is_embedded(tmp_path / "sites.h5ad", plate, dataclasses.replace(tiny, **change))
+    again = StubPlate(plate.pixels, plate.path, provenance=[artifacts.step("ingest", {"source": "again"})])
+    assert not encoder.is_embedded(tmp_path / "sites.h5ad", again, tiny)
+    for damaged in (b"", b"no HDF5"):
+        (tmp_path / "sites.h5ad").write_bytes(damaged)
+        assert not encoder.is_embedded(tmp_path / "sites.h5ad", plate, tiny)
 
 
 KILLED = """

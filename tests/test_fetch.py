@@ -384,6 +384,12 @@ def test_without_network_it_says_what_to_put_where(server, tmp_path):
     assert left(tmp_path / "out") <= {"a.bin", "b.bin.part"}
 
 
+def test_a_server_whose_name_is_not_found_is_asked_once_more_only(tmp_path):
+    said = {"path": "b.bin", "source": "http://nowhere.invalid/{path}", "size": 9}
+    with pytest.raises(FetchError, match=r"gaierror.*tried 2 times"):
+        fetch.fetch(manifest(tmp_path, said), tmp_path / "out")
+
+
 # ---------------------------------------------------------------------------------------------- before the first byte
 
 
@@ -571,6 +577,16 @@ def test_no_archive_writes_outside_its_folder(tmp_path, name):
         fetch.unpack_zip(tmp_path / "packed.zip", out)
     assert not list(tmp_path.rglob("escaped"))
     assert left(out) == set()
+
+
+@pytest.mark.parametrize("name", ["checksums.json", ".fetch.lock", "images.zip", "sub/../a.csv", "a.csv"])
+def test_no_archive_replaces_what_was_fetched(server, tmp_path, name):
+    archive = packed(tmp_path, {"good.txt": b"good", name: b"bad"})
+    file = manifest(tmp_path, entry(server, "images.zip", archive), entry(server, "a.csv", b"right"))
+    with pytest.raises(FetchError, match=r"nothing of it was written: .*(would replace|leaves the folder)"):
+        fetch.fetch(file, tmp_path / "out", unpack=True)
+    assert left(tmp_path / "out") == {"images.zip", "a.csv"}
+    assert (tmp_path / "out" / "a.csv").read_bytes() == b"right"
 
 
 def test_links_in_archives_are_refused(tmp_path):

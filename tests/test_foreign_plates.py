@@ -203,6 +203,23 @@ def test_a_channel_without_a_chunk_is_never_a_black_picture(tmp_path):
     assert list(plate.sites.index) == ["e_1_A01_0", "e_1_B12_0"]
 
 
+@pytest.mark.parametrize("axis", ["t", "z"])
+def test_a_time_point_or_plane_without_chunks_is_never_a_black_picture(tmp_path, axis):
+    path = tmp_path / "e_1.zarr"
+    at = "tczyx".index(axis)
+    write_plate(path, lengths={axis: 2}, chunks=tuple(1 if a in "tcz" else 16 for a in "tczyx"))
+    gone = [0, 1, 0, 0, 0]
+    gone[at] = 1
+    array = zarr.open_array(path / "B/12/0/0", mode="r")
+    (path / "B/12/0/0" / array.metadata.encode_chunk_key(tuple(gone))).unlink()
+    assert len(Plate(path, **{axis: 0}).sites) == 3
+    plate = Plate(path, **{axis: 1})
+    assert list(plate.set_aside["reason"]) == ["no chunk of channel ER"]
+    assert len(plate.sites) == 2
+    if axis == "z":
+        assert len(Plate(path, z="max").sites) == 3
+
+
 def test_a_sparse_plate_of_384_wells(tmp_path):
     store = tmp_path / "e_1.zarr"
     write_plate(store, wells={"A/1": ["0"], "P/24": ["0"]})

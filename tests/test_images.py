@@ -106,6 +106,7 @@ def png_of_size(width: int, height: int) -> bytes:
         (b"\xff\x4f\xff\x51", "truncated or damaged"),
         (png(np.zeros((8, 8), np.uint8)), "every pixel is 0"),
         (tiff(np.zeros((8, 8), np.uint16)), "every pixel is 0"),
+        (tiff(PIXELS, photometric="miniswhite"), "inverted grey values"),
         (png(np.full((8, 8, 3), 7, np.uint8)), "not a grey picture"),
         (tiff(np.full((3, 8, 8), 7, np.uint8)), "a stack of pictures: 3 z planes; choose with z = max"),
         (tiff(np.full((8, 8), 0.5, np.float32)), "not a grey picture of 8 or 16 bits: float32"),

@@ -139,6 +139,14 @@ def test_an_output_is_one_runs_and_parts_go_when_it_is_whole(tmp_path):
     assert [path.name for path in output.parent.iterdir()] == ["sites.h5ad"]
 
 
+def test_what_a_killed_write_left_goes_with_the_next_run(tmp_path):
+    for name in (".sites.h5ad.x1.part", ".other.h5ad.x1.part"):
+        (tmp_path / name).mkdir()
+    with parts.claimed(tmp_path / "sites.h5ad"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".other.h5ad.x1.part"]
+
+
 def test_parts_stay_when_a_run_fails(tmp_path):
     output = tmp_path / "sites.h5ad"
 

@@ -505,8 +505,8 @@ def without_key(sites):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (without_key(plate("p2")), r"obsm of the plate of 'e_p2_B02_1' holds \[\], .*'e_p1_B02_1' \['X_other'\]"),
-        (other_features(plate("p2")), r"the plate of 'e_p2_B02_1' has other features than .* \(2 and 3\)"),
+        (without_key(plate("p2")), r"obsm of plate 2 \('e_p2_B02_1' .*\) holds \[\], .*'e_p1_B02_1' .* \['X_other'\]"),
+        (other_features(plate("p2")), r"plate 2 \('e_p2_B02_1' .*\) has other features than .* \(2 and 3\)"),
         (plate("p2", encoder="openphenom"), "embedded by different encoders.*openphenom"),
         (plate("p1"), r"sites occur more than once: 'e_p1_B02_1', .* and 3 more"),
     ],

@@ -1,5 +1,6 @@
 """Screen tables: the real plate maps of RxRx1, real rows of RxRx3, and tables of one's own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -463,6 +464,39 @@ def test_tables_need_none_of_the_heavy_packages():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_names_of_digits_stay_as_they_are_written(tmp_path):
+    rows = [
+        "plate,perturbation,barcode,dose,count",
+        "1E4,007,12345678901234567,1.10,3",
+        "10E3,7,12345678901234568,1.1,4",
+        "10000,,,,",
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    table = screen.load_table(tmp_path / "t.csv")
+    assert table["plate"].tolist() == ["1E4", "10E3", "10000"]
+    assert table["perturbation"].tolist() == ["007", "7", None]
+    assert table["barcode"].nunique() == 2
+    assert table["dose"].dropna().tolist() == [1.1, 1.1]
+    assert table["count"].dropna().tolist() == [3, 4]
+
+
+def test_words_that_are_read_as_missing_are_counted(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(screen, "say", said.append)
+    (tmp_path / "t.csv").write_text("well,perturbation,dose\nA1,NA,1.5\nA2,None,\nA3,,nan\nA4,aspirin,2\n")
+    table = screen.load_table(tmp_path / "t.csv")
+    assert table["perturbation"].isna().sum() == 3
+    assert len(said) == 1
+    assert "2 cells of 'perturbation' are read as missing: 'NA', 'None'" in said[0]
+
+
+def test_a_table_that_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "t.csv")
+    for path in (tmp_path / "t.csv", "/dev/zero", tmp_path):
+        with pytest.raises(InputError, match="not a regular file"):
+            screen.load_table(path)
 
 
 def test_leading_zeros_of_a_plate_are_kept_and_numbers_stay_numbers(tmp_path):

@@ -217,9 +217,22 @@ def test_damaged_shards_stop_before_any_work(source, tmp_path, damage, monkeypat
     else:
         file.write_bytes(b"" if damage == "empty" else data[: len(data) // 2])
     monkeypatch.setattr(shards, "_rows", lambda file: pytest.fail("read"))
-    with pytest.raises(InputError, match=r"1 of 3 shards are damaged or empty; fetch them again: train-00002-of-00003"):
+    with pytest.raises(
+        InputError, match=r"1 of 3 shards are damaged, empty or of other types; fetch them again: train-00002-of-00003"
+    ):
         shards.ingest(table, folder, tmp_path / "plates")
     assert not (tmp_path / "plates").exists()
+
+
+@pytest.mark.parametrize("column", ["__key__", "jp2"])
+def test_columns_of_other_types_stop_before_any_work(source, tmp_path, column):
+    folder, table, _ = source
+    file = folder / "data" / "train-00002-of-00003.parquet"
+    shard = pq.read_table(file)
+    at = shard.schema.get_field_index(column)
+    pq.write_table(shard.set_column(at, column, pa.array(range(len(shard)))), file)
+    with pytest.raises(InputError, match=rf"fetch them again: train-00002-of-00003.*{column} (is )?int64"):
+        shards.ingest(table, folder, tmp_path / "plates")
 
 
 def test_damage_inside_a_shard_is_named_and_the_shards_before_it_are_kept(source, tmp_path, monkeypatch):

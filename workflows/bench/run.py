@@ -1,9 +1,12 @@
 """Speed and exactness against the peers: medians of interleaved rounds in one run, as ratios."""
 
 import argparse
+import dataclasses
 import itertools
 import os
 import platform
+import shutil
+import sys
 import tempfile
 import time
 import warnings
@@ -23,6 +26,7 @@ from sklearn.decomposition import FastICA
 from cellica import __version__, encoder, ica, images, plates, retrieval, screen, shards, simulate
 
 Row = tuple[str, str, float, float, str]
+GROUPS = ("ica", "scores", "plates", "encoder")
 
 
 def medians(ours: Callable[[], object], peer: Callable[[], object], rounds: int) -> tuple[float, float]:
@@ -116,9 +120,45 @@ def bench_average_precision(n: int, d: int = 128) -> Row:
 
 
 def bench_plates(folder: Path) -> Iterator[Row]:
+    """A plate of simulated images."""
     table = simulate.screen(
-        folder / "screen", n_experiments=1, n_plates=1, n_treatments=44, n_controls=4, image_size=512, random_state=0
+        folder / "screen", n_experiments=1, n_plates=1, n_treatments=188, n_controls=4, image_size=512, random_state=0
     )
+    yield bench_ingest(folder, table, "simulated")
+    plate = plates.Plate(next((folder / "plates-0").glob("*.zarr")))
+
+    def ours_read() -> None:
+        for _ in plate.fields():
+            pass
+
+    def peer_read() -> None:
+        group = zarr.open_group(plate.path, mode="r")
+        for site in plate.sites.itertuples():
+            group[f"{site.well[0]}/{site.well[1:]}/{site.site}/0"][0]
+
+    yield "read", f"{len(plate.sites)} fields of 6 x 512 x 512", *medians(ours_read, peer_read, 5), ""
+    yield bench_shards(folder, next(plate.fields(48))[1])
+
+
+def bench_real_ingest(folder: Path, source: Path) -> Row:
+    """A plate of RxRx1's size, 308 wells, made of copies of the real sites that are whole in ``source``."""
+    sites: dict[tuple[Path, str], list[Path]] = {}
+    for file in sorted(source.rglob("*_w?.png")):
+        sites.setdefault((file.parent, file.stem[:-3]), []).append(file)
+    whole = [files for files in sites.values() if len(files) == 6]
+    (folder / "real").mkdir()
+    rows = []
+    for i in range(308):
+        row: dict[str, object] = {"experiment": "real", "plate": "1", "well": f"{chr(65 + i // 24)}{i % 24 + 1:02d}"}
+        for channel, file in enumerate(whole[i % len(whole)], 1):
+            row[f"path_w{channel}"] = str(shutil.copy(file, folder / "real" / f"{i}_{file.name}"))
+        rows.append({**row, "perturbation": "p"})
+    pd.DataFrame(rows).to_csv(folder / "real.csv", index=False)
+    return bench_ingest(folder / "of-real", screen.read_table(folder / "real.csv"), "real")
+
+
+def bench_ingest(folder: Path, table: pd.DataFrame, what: str) -> Row:
+    """Against decoding the same files alone, by the same codec on as many threads."""
     files = table[[column for column in table if column.startswith("path_")]].to_numpy().ravel()
     fresh = (folder / f"plates-{i}" for i in itertools.count())
     cpu: dict[str, list[float]] = {"ours": [], "peer": []}
@@ -138,27 +178,13 @@ def bench_plates(folder: Path) -> Iterator[Row]:
         plates.ingest(table, next(fresh), threads=2)
         cpu["ours"].append(time.process_time() - start)
 
-    times = medians(ours_ingest, peer_decode, 9)
+    times = medians(ours_ingest, peer_decode, 5)
     plate = plates.Plate(next((folder / "plates-0").glob("*.zarr")))
-    fields = np.concatenate([pixels for _, pixels in plate.fields()])
-    size = f"{len(fields)} fields of 6 x 512 x 512"
-    exact = all(
-        np.array_equal(decode(path), image) for path, image in zip(files, fields.reshape(-1, *fields.shape[2:]))
-    )
+    images_read = (image for _, fields in plate.fields() for field in fields for image in field)
+    exact = all(np.array_equal(decode(path), image) for path, image in zip(files, images_read, strict=True))
     share = np.median(cpu["peer"]) / np.median(cpu["ours"])
-    yield "ingest", size, *times, f"pixels equal: {exact}; {share:.2f} in CPU time"
-
-    def ours_read() -> None:
-        for _ in plate.fields():
-            pass
-
-    def peer_read() -> None:
-        group = zarr.open_group(plate.path, mode="r")
-        for site in plate.sites.itertuples():
-            group[f"{site.well[0]}/{site.well[1:]}/{site.site}/0"][0]
-
-    yield "read", size, *medians(ours_read, peer_read, 9), ""
-    yield bench_shards(folder, fields)
+    size = f"{len(table)} {what} fields of 6 x 512 x 512"
+    return "ingest", size, *times, f"pixels equal: {exact}; {share:.2f} in CPU time"
 
 
 def bench_shards(folder: Path, fields: np.ndarray) -> Row:
@@ -195,52 +221,91 @@ def bench_shards(folder: Path, fields: np.ndarray) -> Row:
     return "ingest shards", f"{len(fields)} fields of 6 x 512 x 512", *times, f"pixels equal: {exact}"
 
 
-def bench_encoder(folder: Path, rounds: int = 3) -> Iterator[Row]:
-    """OpenPhenom's geometry with random weights, on the first crops of a plate that `bench_plates` wrote."""
+def bench_encoder(folder: Path) -> Iterator[Row]:
+    """OpenPhenom's geometry with random weights, on the crops of two fields; from the plate too."""
     import torch
     from plain_camae import PlainCAMAE
 
-    ours = encoder.load("openphenom", "random", device="cpu")
+    table = simulate.screen(
+        folder / "two", n_experiments=1, n_plates=1, n_treatments=1, n_controls=1, image_size=512, random_state=0
+    )
+    plate = plates.Plate(plates.ingest(table, folder / "of-two").plates[0])
+    exact = encoder.load("openphenom", "random", device="cpu")
     peer = PlainCAMAE(384, 12, 6, 256, 16, 11).eval()
-    peer.load_state_dict(ours.model.state_dict())
-    plate = plates.Plate(next((folder / "plates-0").glob("*.zarr")))
-    crops = images.crops(next(plate.fields(2))[1], ours.img_size)
+    peer.load_state_dict(exact.model.state_dict())
+    crops = images.crops(next(plate.fields(2))[1], exact.img_size)
+    size = f"{len(crops)} crops of 6 x 256 x 256"
     found: dict[str, np.ndarray] = {}
-
-    def embed() -> None:
-        found["ours"] = ours(crops).numpy()
 
     @torch.inference_mode()
     def plain() -> None:
         found["peer"] = peer(torch.from_numpy(crops)).numpy()
 
-    times = medians(embed, plain, rounds)
-    difference = np.abs(found["ours"] - found["peer"]).max() / np.abs(found["peer"]).max()
-    yield "encoder", f"{len(crops)} crops of 6 x 256 x 256", *times, f"largest relative difference {difference:.1e}"
+    for dtype in ("float32", "bfloat16"):
+        ours = dataclasses.replace(exact, dtype=dtype)
+        if dtype != "float32" and not multiplies_faster(torch.bfloat16):
+            print(f"{dtype} is left out: this CPU multiplies it more slowly than float32", file=sys.stderr)
+            continue
+
+        def embed(ours: encoder.Encoder = ours) -> None:
+            found["ours"] = ours(crops).numpy()
+
+        times = medians(embed, plain, 9)
+        norms = np.linalg.norm(found["ours"], axis=1) * np.linalg.norm(found["peer"], axis=1)
+        cosine = (found["ours"].astype(np.float64) * found["peer"]).sum(axis=1) / norms
+        yield f"encoder {dtype}", size, *times, f"least cosine {cosine.min():.7f}"
+
+    times = medians(lambda: encoder.embed(plate, exact), lambda: exact(crops), 9)
+    yield "embed", "2 fields of 6 x 512 x 512", *times, "peer: the encoder alone, on the same crops"
+
+
+def multiplies_faster(dtype: object) -> bool:
+    import torch
+
+    def seconds(x: torch.Tensor) -> float:
+        return medians(lambda: x @ x, lambda: None, 5)[0]
+
+    x = torch.ones(1024, 1024)
+    return seconds(x.to(dtype)) < seconds(x)  # type: ignore[call-overload]
+
+
+def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """Rows of the groups that were asked for."""
+    if "ica" in arguments.only:
+        yield bench_ica(20_000, 64, 5)
+        yield bench_ica(60_000, 192, 5)
+        yield bench_picard()
+        if arguments.large:
+            yield bench_ica(200_000, 384, 5)
+    if "scores" in arguments.only:
+        yield bench_average_precision(2400)
+        yield bench_average_precision(4800)
+    if "plates" in arguments.only:
+        yield from bench_plates(folder)
+        if arguments.rxrx1:
+            yield bench_real_ingest(folder, arguments.rxrx1)
+    if "encoder" in arguments.only:
+        yield from bench_encoder(folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="CSV file for the table")
-    parser.add_argument("--large", action="store_true", help="also ICA of 200,000 x 384: minutes")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS, help="groups of rows")
+    parser.add_argument("--large", action="store_true", help="also ICA of 200,000 x 384: half an hour")
+    parser.add_argument("--rxrx1", type=Path, help="folder with images of RxRx1: also the ingest of real ones")
     arguments = parser.parse_args()
-    out = arguments.out
-    rows = [bench_ica(20_000, 64, 5), bench_ica(60_000, 192, 5), bench_picard()]
-    if arguments.large:
-        rows.append(bench_ica(200_000, 384, 1))
-    rows += [bench_average_precision(2400), bench_average_precision(4800)]
     with tempfile.TemporaryDirectory() as folder:
-        rows += bench_plates(Path(folder))
-        rows += bench_encoder(Path(folder))
-    table = pd.DataFrame(rows, columns=["row", "size", "ours_s", "peer_s", "quality"])
+        found = list(rows(arguments, Path(folder)))
+    table = pd.DataFrame(found, columns=["row", "size", "ours_s", "peer_s", "quality"])
     table.insert(4, "speedup", table["peer_s"] / table["ours_s"])
     machine = (
         f"# cellica {__version__}, Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     )
     print(machine)
     print(table.to_string(index=False, float_format="{:.3g}".format))
-    if out:
-        out.write_text(machine + "\n" + table.to_csv(index=False, float_format="%.4g"))
+    if arguments.out:
+        arguments.out.write_text(machine + "\n" + table.to_csv(index=False, float_format="%.4g"))
 
 
 if __name__ == "__main__":
