@@ -20,7 +20,7 @@ import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
-from anndata.io import read_elem
+from anndata.io import write_elem
 
 from cellica import __version__
 from cellica.schema import UNS, DiskFullError, InputError, MissingFileError, OutputExistsError
@@ -49,8 +49,9 @@ def atomic(path: PathLike, *, force: bool = False) -> Iterator[Path]:
         new = folder / path.name
         if not new.exists():
             raise RuntimeError(f"nothing was written for {path}")
-        if path.is_dir() and not new.is_dir():
-            raise OutputExistsError(f"{path} is a folder, and a file was to be written: choose another name")
+        if path.exists() and path.is_dir() != new.is_dir():
+            kinds = ("folder", "file") if path.is_dir() else ("file", "folder")
+            raise OutputExistsError(f"{path} is a {kinds[0]}, and a {kinds[1]} was to be written: choose another name")
         if path.is_dir() and not path.is_symlink():
             os.replace(path, folder / "replaced")
         os.replace(new, path)
@@ -84,6 +85,13 @@ def check_adata_name(path: PathLike, *, force: bool = False) -> None:
     if Path(path).is_dir() and Path(path).suffix != ".zarr":
         raise OutputExistsError(f"{path} is a folder: choose another name for the file")
     refuse_existing(path, force=force)
+
+
+def refuse_inputs(path: PathLike, inputs: Iterable[PathLike]) -> None:
+    """Raise an InputError where an output would replace one of the inputs."""
+    same = [str(one) for one in inputs if Path(one).resolve() == Path(path).resolve()]
+    if same:
+        raise InputError(f"{path} is to be written and is also an input, {same[0]}: choose another name for the output")
 
 
 def require_file(path: PathLike, what: str = "input") -> Path:
@@ -141,22 +149,9 @@ def name_inputs(adata: ad.AnnData, inputs: Mapping[str, str], *, steps: int = 1)
 def provenance(adata: ad.AnnData) -> list[dict[str, Any]]:
     """Read the steps that made an AnnData, oldest first."""
     try:
-        return _steps(adata.uns.get(UNS, {}).get("provenance", []))
+        return [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"uns['cellica']['provenance'] is not as cellica writes it ({error}): delete it") from error
-
-
-def read_provenance(path: PathLike) -> list[dict[str, Any]]:
-    """Read the steps that made a ``.h5ad`` file, and nothing else of it; none where it tells of none or cannot be read."""
-    try:
-        with h5py.File(path) as file:
-            return _steps(read_elem(file[f"uns/{UNS}/provenance"]))
-    except (OSError, KeyError, ValueError, TypeError):
-        return []
-
-
-def _steps(texts: Iterable[str]) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in texts]
 
 
 def _set_provenance(adata: ad.AnnData, steps: Sequence[Mapping[str, Any]]) -> None:
@@ -190,9 +185,17 @@ def write_adata(adata: ad.AnnData, path: PathLike, *, force: bool = False) -> No
         copy = adata.copy()
         copy.obs, copy.var = _plain_strings(copy.obs), _plain_strings(copy.var)
         if temporary.suffix == ".h5ad":
-            copy.write_h5ad(temporary, compression="gzip", compression_opts=1)
+            temporary.write_bytes(_h5ad(copy))
         else:
             _write_zarr(copy, temporary)
+
+
+def _h5ad(adata: ad.AnnData) -> memoryview:
+    """The content of a ``.h5ad`` file. HDF5 itself crashes where the disk is full."""
+    with h5py.File("memory", "w", driver="core", backing_store=False, block_size=2**22) as file:
+        write_elem(file, "/", adata, dataset_kwargs={"compression": "gzip", "compression_opts": 1})
+        file.flush()
+        return memoryview(file.id.get_file_image())
 
 
 def write_table(table: pd.DataFrame, path: PathLike, *, force: bool = False) -> None:

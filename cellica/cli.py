@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 done in part, with the list of what failed; 2 the input or
 """
 
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -157,7 +158,7 @@ def ingest(
     """Write the images of a screen to OME-Zarr plates, and list every site that was set aside and why."""
     from cellica import plates, screen, shards
 
-    planes: int | str | None = int(z) if z and z.isdigit() else z
+    planes = _planes(z)
     for option, given, fits in (
         ("--column", column, kind is Kind.TABLE),
         ("--control", control, kind is Kind.TABLE),
@@ -250,7 +251,9 @@ def embed(
         raise InputError(
             f"two plates of one name would be written to one file in {out}: embed them into separate folders"
         )
-    planes: int | str | None = int(z) if z and z.isdigit() else z
+    for target in targets:
+        artifacts.refuse_inputs(target, plate)
+    planes = _planes(z)
     stores = [plates.Plate(path, layout=layout, intensity_range=intensity_range, z=planes, t=t) for path in plate]
     model = encoders.load(encoder, weights, device=device, dtype=dtype, channels=channels, random_state=random_state)
     published = encoders.read_published(verify) if verify else None
@@ -270,16 +273,18 @@ def embed(
                     progress.say(f"{target} is there already and was skipped (--force writes it again)")
                     skipped += 1
                     outdated += [] if encoders.is_embedded(target, group[0], model, nuclei=nuclei) else [target.name]
+                    if published and outdated[-1:] != [target.name]:
+                        unlike += not _verified(artifacts.read_adata(target), published)
                     continue
                 embedded = [
-                    encoders.embed(store, model, chunk_size=chunk_size, parts=folder / store.name, nuclei=nuclei)
-                    for store in group
+                    encoders.embed(
+                        store, model, chunk_size=chunk_size, parts=folder / f"{i}-{store.name}", nuclei=nuclei
+                    )
+                    for i, store in enumerate(group)
                 ]
                 sites = profiles.join(embedded) if single else embedded[0]
                 if published:
-                    verification = encoders.verify(sites, published)
-                    unlike += not verification.agrees
-                    _print(verification.summary())
+                    unlike += not _verified(sites, published)
                 artifacts.write_adata(sites, target, force=force)
         except OutputBusyError:
             raise
@@ -303,7 +308,7 @@ def embed(
         reasons = first_few(store.set_aside["reason"].str.split(":").str[0].unique())
         _print(f"{store.path}: {len(store.set_aside)} wells or fields set aside ({reasons})")
     if failed or unlike or incomplete or outdated:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if len(failed) == len(stores) else 1)
 
 
 @app.command(epilog="Example: cellica pretrain plates/*.zarr --out model.safetensors --steps 2000")
@@ -396,6 +401,7 @@ def profile(
     from cellica import artifacts, profiles
 
     artifacts.check_adata_name(out, force=force)
+    artifacts.refuse_inputs(out, files)
     sites = [artifacts.read_adata(file) for file in files]
     wells = profiles.wells(sites, inputs={file.name: artifacts.sha256(file) for file in files})
     artifacts.write_adata(wells, out, force=force)
@@ -634,6 +640,15 @@ def _print(text: str) -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _verified(sites: Any, published: Any) -> bool:
+    """Compare embeddings with published ones, print how they agree, and tell whether they do."""
+    from cellica import encoder as encoders
+
+    verification = encoders.verify(sites, published)
+    _print(verification.summary())
+    return verification.agrees
+
+
 def _print_account(adata: Any, key: str) -> None:
     """What a stage left out, as its record in ``uns["cellica"]`` tells."""
     for name, value in adata.uns["cellica"].get(key, {}).items():
@@ -646,9 +661,7 @@ def _print_scores(scores: Any) -> None:
     """The scores as a table on stdout: representations down, metrics across, mean chance last."""
     from cellica import retrieval
 
-    wide = retrieval.summary(scores)
-    wide.loc["chance"] = retrieval.summary(scores.assign(value=scores["chance"])).mean()
-    _print(wide.to_string(na_rep="-", float_format="{:.3f}".format))
+    _print(retrieval.summary(scores, chance=True).to_string(na_rep="-", float_format="{:.3f}".format))
     for caution in retrieval.cautions(scores):
         _print(f"mind: {caution}")
 
@@ -677,6 +690,10 @@ def _keys(
         "controls": controls or None,
         "anchors": anchors or None,
     }
+
+
+def _planes(z: str | None) -> int | str | None:
+    return int(z) if z and re.fullmatch("[0-9]+", z) else z
 
 
 def _pairs(entries: Sequence[str] | None) -> dict[str, str]:

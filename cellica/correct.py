@@ -47,6 +47,7 @@ DEFAULT_COMPARISON = (
     "pca_drop+sphere",
     "random_drop+sphere",
     "ica_shrink",
+    "wccn+ica_drop",
     "ica",
 )
 
@@ -129,7 +130,7 @@ def confounding(
 
 def recommend(
     adata: ad.AnnData,
-    methods: Sequence[str] = ("ica", *tuning.PLAIN),
+    methods: Sequence[str] = ("ica", "wccn+ica_drop", *tuning.PLAIN),
     *,
     batch_key: str = EXPERIMENT,
     label_key: str = PERTURBATION,

@@ -37,7 +37,7 @@ def run(
     ingested = plates.ingest(screen.read_rxrx1(out / "screen"), out / "plates", force=force)
 
     progress.say(f"3/6 embed: {ENCODER}, a small encoder trained on simulated screens")
-    model = encoder.load(ENCODER, device="auto")
+    model = encoder.load(ENCODER, device="auto", channels="concat")
     for plate in ingested.plates:
         artifacts.write_adata(encoder.embed(plate, model), out / "sites" / f"{plate.stem}.h5ad", force=force)
 

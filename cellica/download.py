@@ -43,20 +43,23 @@ class UnreachableError(FetchError):
 
 
 class _Failed(Exception):
-    """A request that may be worth repeating. ``status`` is that of HTTP, None where no answer came."""
+    """A request that may be worth repeating. ``status`` is that of HTTP, None where no answer came or it was cut off."""
 
-    def __init__(self, message: str, status: int | None = None, retries: int | None = None) -> None:
+    def __init__(
+        self, message: str, status: int | None = None, retries: int | None = None, answered: bool = False
+    ) -> None:
         super().__init__(message)
         self.status, self.retries = status, RETRIES if retries is None else retries
+        self.answered = answered or status is not None
 
     @classmethod
-    def of(cls, error: BaseException) -> "_Failed":
+    def of(cls, error: BaseException, answered: bool = False) -> "_Failed":
         """What went wrong, in a line: of errors within errors without an answer of the server, the innermost."""
         status = _status(error)
         while status is None and (error.__cause__ or error.__context__):
             error = error.__cause__ or error.__context__  # type: ignore[assignment]
         retries = RETRIES_OFFLINE if isinstance(error, socket.gaierror) else RETRIES
-        return cls(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", status, retries)
+        return cls(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", status, retries, answered)
 
 
 def _status(error: BaseException) -> int | None:
@@ -102,11 +105,11 @@ def _receive(source: Source, part: Path, show: Callable[[int, int | None], None]
             if isinstance(error, CellicaError) or not hasattr(error, "response"):
                 raise  # of the disk, not of the network
             if _status(error) != 416:
-                raise _Failed.of(error) from error
+                raise _Failed.of(error, arriving.answered) from error
             discard(part)  # there is more than the server has
             raise _Failed("what is there is no part of the server's file") from error
     if arriving.total not in (None, size_of(part)):
-        raise _Failed(f"the connection ended after {size_of(part)} of {arriving.total} bytes")
+        raise _Failed(f"the connection ended after {size_of(part)} of {arriving.total} bytes", answered=True)
 
 
 class _Arriving:
@@ -115,9 +118,11 @@ class _Arriving:
     def __init__(self, stream: Any, part: Path, source: Source, show: Callable[[int, int | None], None]) -> None:
         self.stream, self.part, self.source, self.show = stream, part, source, show
         self.total: int | None = None
+        self.answered = False
 
     def begin(self, response: Any, **_: Any) -> None:
         """Called with each response before its body is read."""
+        self.answered = True
         if response.is_redirect or not response.ok:
             return
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
@@ -159,7 +164,7 @@ def _retried(attempt: Callable[[], T], what: str, reached: Callable[[], int] = l
             if not passing:
                 raise FetchError(f"{what}: {error}") from error
             if failures > error.retries:
-                kind = FetchError if error.status else UnreachableError
+                kind = FetchError if error.answered else UnreachableError
                 raise kind(f"{what}: {error} (tried {failures} times)") from error
             wait = BACKOFF * 2 ** (failures - 1)
             progress.say(f"{what}: {error}; trying again in {wait:.0f} s ({failures} of {error.retries})")

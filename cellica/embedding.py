@@ -32,6 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 CHANNELS = ("mean", "concat")
 TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 65536}  # one 6-channel S/16 crop at a time is fastest on a CPU
 BYTES_A_TOKEN = 64  # and feature: what a block keeps of a token, generously
+KEPT = "screen_"  # what precedes the name of a screen's column that is also a measurement's
 ROUNDS = 4  # parts that each thread of a CPU gets at once, so that few wait for the last
 READERS = {"cpu": 1, "cuda": 16}  # a GPU takes fields faster than one thread reads and measures them
 
@@ -199,8 +200,9 @@ def embed(
     Returns
     -------
     AnnData of float32 ``X`` (sites x features), ``obs`` the plate's sites and what `cellica.quality.measure` says of the
-    fields (``intensity_{channel}`` and more; a column of the screen of that name is kept as ``{name}_original``), ``uns["cellica"]["provenance"]``. There the plate's SHA-256 is that of the
-    ids and the SHA-256 of the pixels of all fields, as they were read.
+    fields (``intensity_{channel}`` and more; a column of the screen of that name is kept as ``screen_{name}``),
+    ``uns["cellica"]["provenance"]``. There the plate's SHA-256 is that of the ids and the SHA-256 of the pixels of all
+    fields, as they were read.
 
     Raises
     ------
@@ -414,17 +416,52 @@ def _parameters(plate: Plate, encoder: Encoder, nuclei: str | None) -> dict[str,
 
 
 def is_embedded(file: artifacts.PathLike, plate: Plate, encoder: Encoder, *, nuclei: str | None = None) -> bool:
-    """Whether a ``.h5ad`` file says that `embed` made it of this plate, with this encoder and these options.
+    """Whether a ``.h5ad`` file is what `embed` made of this plate, with this encoder and these options.
 
-    Its pixels are not compared, and neither is the device.
+    Compared are provenance, what is known of the sites, and the pixels of all fields, which are read for it; not the
+    device.
     """
-    *before, last = artifacts.read_provenance(file) or [{}]
+    try:
+        adata = artifacts.read_adata(file)
+        steps = [one for one in artifacts.provenance(adata) if one["verb"] != "verify"]
+    except InputError:
+        return False
+    *before, last = steps or [{}]
     asked = _parameters(plate, encoder, nuclei)
     return (
         before == json.loads(json.dumps(plate.provenance, default=str))
         and last.get("weights_sha256") == encoder.weights_sha256
         and {key: last.get("parameters", {}).get(key) for key in asked} == asked
+        and list(adata.obs_names) == list(map(str, plate.sites.index))
+        and _same_sites(adata.obs, plate.sites)
+        and last.get("inputs") == _inputs(plate, _Reader(plate, encoder, 0).digests(len(plate.sites)))
     )
+
+
+def _same_sites(obs: pd.DataFrame, sites: pd.DataFrame) -> bool:
+    """Whether obs, as read from a file, holds what the plate and its layout say of the sites."""
+
+    def plain(column: pd.Series) -> list[str | None]:
+        return [None if pd.isna(value) else str(value) for value in column.astype(object)]
+
+    return all(
+        name in obs and plain(obs[name]) == plain(column)
+        for name, column in _renamed(sites, [str(name) for name in sites if f"{KEPT}{name}" in obs]).items()
+        if "/" not in str(name)
+    )
+
+
+def _renamed(sites: pd.DataFrame, measured: Sequence[str]) -> pd.DataFrame:
+    """Sites whose columns of the names of what is measured have another name."""
+    return sites.rename(columns={name: f"{KEPT}{name}" for name in measured})
+
+
+def _inputs(plate: Plate, digests: np.ndarray) -> dict[str, str]:
+    """The plate by name, and the SHA-256 of its ids and of the SHA-256 of each field's pixels."""
+    digest = hashlib.sha256()
+    for site_id, pixels in zip(plate.sites.index, digests):
+        digest.update(str(site_id).encode() + b"\0" + pixels.tobytes())
+    return {Path(plate.path).absolute().name: digest.hexdigest()}
 
 
 def _site_embeddings(
@@ -435,8 +472,8 @@ def _site_embeddings(
         raise PlateError(f"{plate.name} lists {len(plate.sites)} sites and gave {len(embeddings)}")
     taken = [name for name in plate.sites if name in rows]
     if taken:
-        progress.say(f"{plate.name}: columns {first_few(taken)} of the screen are kept as NAME_original")
-    obs = plate.sites.rename(columns={name: f"{name}_original" for name in taken}).assign(**rows)
+        progress.say(f"{plate.name}: columns {first_few(taken)} of the screen are kept as {KEPT}NAME")
+    obs = _renamed(plate.sites, taken).assign(**rows)
     var = pd.DataFrame(index=[f"feature_{i}" for i in range(embeddings.shape[1])])
     adata = ad.AnnData(embeddings, obs=obs, var=var)
     for known in plate.provenance:
@@ -448,9 +485,5 @@ def _site_embeddings(
         "crops_per_field": crops_a_field,
     }
     model = {"weights_sha256": encoder.weights_sha256, "torch": torch.__version__}
-    digest = hashlib.sha256()
-    for site_id, pixels in zip(plate.sites.index, digests):
-        digest.update(str(site_id).encode() + b"\0" + pixels.tobytes())
-    inputs = {Path(plate.path).name: digest.hexdigest()}
-    artifacts.add_step(adata, artifacts.step("embed", parameters, inputs, **model))
+    artifacts.add_step(adata, artifacts.step("embed", parameters, _inputs(plate, digests), **model))
     return adata

@@ -114,7 +114,7 @@ def _fetch_all(manifest: Manifest, wanted: Sequence[File], folder: Path, force: 
                 unreachable = str(error)
             except FetchError as error:
                 there = Outcome(file, folder / file.path, "failed", note=str(error))
-        outcomes.append(there or Outcome(file, folder / file.path, "failed", note=unreachable))
+        outcomes.append(there or Outcome(file, folder / file.path, "failed", note=f"no server answers: {unreachable}"))
         progress.say(f"{file.path}: {outcomes[-1].status}{f' ({outcomes[-1].note})' if outcomes[-1].note else ''}")
     failed = [one for one in outcomes if one.status == "failed"]
     if unreachable:
@@ -136,7 +136,11 @@ def _fetch_one(manifest: Manifest, file: File, folder: Path, recorded: str | Non
         if source.cached:
             shutil.copyfile(source.cached, part)
         else:
-            download(source, part, file.path)
+            try:
+                download(source, part, file.path)
+            finally:
+                if not size_of(part):
+                    discard(part)
         try:
             digest = _verified(part, source)
             break
@@ -158,10 +162,14 @@ def _fetch_one(manifest: Manifest, file: File, folder: Path, recorded: str | Non
 def chosen(manifest: Manifest, names: Sequence[str] | None) -> list[File]:
     """Files of a manifest by names and patterns, all by default; an InputError where one names none."""
     known = [file.path for file in manifest.files]
+
+    def named(path: str, name: str) -> bool:
+        return path == name or fnmatch(path, name)
+
     for name in names or ():
-        if not any(fnmatch(path, name) for path in known):
+        if not any(named(path, name) for path in known):
             raise InputError(f"{manifest.name} has no file {name!r}; it has {first_few(known, 8)}")
-    return [file for file in manifest.files if not names or any(fnmatch(file.path, name) for name in names)]
+    return [file for file in manifest.files if not names or any(named(file.path, name) for name in names)]
 
 
 def _require_licence(manifest: Manifest, wanted: Sequence[File], accepted: bool) -> None:
@@ -251,7 +259,10 @@ def _verified(path: Path, source: Source) -> str:
 
 def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
     try:
-        return json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        known = json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        if not isinstance(known, dict) or not all(isinstance(one, dict) for one in known.values()):
+            raise ValueError("it holds no table of files")
+        return known
     except FileNotFoundError:
         return {}
     except ValueError as error:

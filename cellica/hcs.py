@@ -312,7 +312,7 @@ class Plate:
     ) -> None:
         self.path = artifacts.require_file(path, "plate")
         self.sites: pd.DataFrame
-        self.name = self.path.name.removesuffix(".zarr")
+        self.name = self.path.absolute().name.removesuffix(".zarr")
         self._rules = intensity_range, z, t
         images.check_planes(z, t)
         attributes = _attributes(self.path)

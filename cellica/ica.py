@@ -13,6 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from cellica.whitening import (
+    RowSink,
     RowSource,
     Whitening,
     chunks,
@@ -52,8 +53,8 @@ class ICA(TransformerMixin, BaseEstimator):
     ----------
     n_components
         Number of sources; None takes all directions with variance, ``"auto"`` those above the noise
-        (``whitening.signal_rank``) but no more than sqrt(n_samples / 5), what the samples can carry (Sarela and Vigario,
-        2003). Lowered to the rank of the data where needed, with a warning.
+        (``whitening.signal_rank``) but no more than sqrt(n_samples / 5): a rule of thumb, as with fewer rows for each
+        entry of the unmixing matrix ICA finds sources that are not there (Sarela and Vigario, 2003, on the effect). Lowered to the rank of the data where needed, with a warning.
     solver
         ``"fastica"`` (Hyvarinen, 1999) or ``"picard"`` (Picard-O; Ablin, Cardoso and Gramfort, 2018): the slower, with a
         line search, for data on which FastICA goes on moving.
@@ -142,10 +143,10 @@ class ICA(TransformerMixin, BaseEstimator):
             )
         return self
 
-    def transform(self, X: np.ndarray | RowSource) -> np.ndarray:
-        """Sources (n_samples, n_components) of X, in the dtype of X."""
+    def transform(self, X: np.ndarray | RowSource, out: RowSink | None = None) -> Any:
+        """Sources (n_samples, n_components) of X, in the dtype of X; by chunks into ``out``, as a matrix on disk, where given."""
         check_is_fitted(self)
-        return project(validated(self, X, reset=False), self.components_, minus=self.mean_)
+        return project(validated(self, X, reset=False), self.components_, minus=self.mean_, out=out)
 
     def inverse_transform(self, X: np.ndarray | RowSource) -> np.ndarray:
         """Features (n_samples, n_features) that sources X stand for."""

@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import imagecodecs
 import numpy as np
@@ -140,8 +141,9 @@ def to_uint8(image: np.ndarray, intensity_range: tuple[float, float] | None = No
     if intensity_range is None:
         if image.dtype == np.uint16:
             raise InputError(
-                "images of 16 bits need a fixed range that becomes 0 to 255: pass intensity_range=(low, high), "
-                "for example (0, 65535) or the darkest and brightest values that matter in the whole screen"
+                "images of 16 bits need a range that becomes 0 to 255: pass --intensity-range LOW HIGH "
+                "(intensity_range=...), such as 0 65535 or the darkest and brightest values that matter in the whole "
+                "screen, or have it taken from each plate by --intensity-percentiles (intensity_percentiles=...)"
             )
         return image
     low, high = intensity_range
@@ -268,7 +270,7 @@ def _jpeg2000(data: bytes) -> np.ndarray:
 def _tiff(data: bytes, z: Planes, t: int | None) -> np.ndarray:
     _refuse_cut_tiff(data)
     with tifffile.TiffFile(io.BytesIO(data)) as file:
-        page = file.pages[0]
+        page: Any = file.pages[0]
         if len(file.pages) > 1 or len(page.shape) > 2:
             image = _tiff_stack(file, data, z, t)
         else:

@@ -21,7 +21,18 @@ from filelock import FileLock, Timeout
 
 from cellica import artifacts, hcs, images, progress
 from cellica.hcs import SET_ASIDE, Plate, set_aside_frame
-from cellica.schema import CONTROL, EXPERIMENT, PLATE, SITE, WELL, ImageError, InputError, PlateError, first_few
+from cellica.schema import (
+    CONTROL,
+    EXPERIMENT,
+    PLATE,
+    SITE,
+    WELL,
+    ImageError,
+    InputError,
+    MissingFileError,
+    PlateError,
+    first_few,
+)
 
 SET_ASIDE_FILE = "set_aside.csv"
 LOCKS = ".locks"
@@ -133,7 +144,9 @@ class IngestReport:
         """Counts of plates and sites, and of what was set aside by reason, with the first paths."""
         lines = [f"{len(self.plates)} plates, {self.n_sites} sites"]
         if self.skipped:
-            lines.append(f"{len(self.skipped)} plates were finished earlier and skipped (force writes them again)")
+            lines.append(
+                f"{len(self.skipped)} plates were finished earlier and skipped (--force, force=True writes them again)"
+            )
         if self.outdated:
             names = first_few(store.stem for store in self.outdated)
             lines.append(
@@ -184,7 +197,9 @@ def run(
     try:
         for name, sites in plates.items():
             if name in finished:
-                progress.say(f"{stores[name]} is finished already and was skipped (write it again with force)")
+                progress.say(
+                    f"{stores[name]} is finished already and was skipped (--force, force=True writes it again)"
+                )
                 continue
             with owned(stores[name]):
                 if stores[name].exists() and not force:
@@ -249,7 +264,7 @@ def _refuse_without_controls(plates: Mapping[str, pd.DataFrame], rules: Rules) -
         if without:
             raise InputError(
                 f"{len(without)} plates have no negative control to take percentiles from ({first_few(without)}): mark "
-                'controls in the table (control = negative), or take all wells with intensity_from="all"'
+                "controls in the table (control = negative), or take all wells: leave out --intensity-from (intensity_from)"
             )
 
 
@@ -474,7 +489,9 @@ def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
         tables = dict(judged)
         for store in out_dir.glob("*.zarr"):
             if store.stem not in tables:
-                with contextlib.suppress(PlateError):  # another tool's store
+                with contextlib.suppress(
+                    PlateError, MissingFileError
+                ):  # another tool's store, a link that leads nowhere
                     tables[store.stem] = finished_plate(store).set_aside
         for key, rows in read_set_aside(out_dir).groupby([EXPERIMENT, PLATE], sort=False):
             tables.setdefault(hcs.store_name(*key) if any(key) else "", rows)

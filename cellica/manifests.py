@@ -8,8 +8,9 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from cellica.artifacts import PathLike
 from cellica.schema import InputError, MissingFileError, first_few
@@ -72,8 +73,8 @@ class Manifest:
         """Address of a file, which a browser can open."""
         if file.source in HUB:
             kind = "datasets/" if HUB[file.source] == "dataset" else ""
-            return f"https://huggingface.co/{kind}{self.repository}/resolve/{self.revision}/{file.path}"
-        return file.source.format(path=file.path, revision=self.revision)
+            return f"https://huggingface.co/{kind}{self.repository}/resolve/{self.revision}/{quote(file.path)}"
+        return file.source.format(path=quote(file.path), revision=self.revision)
 
 
 def names() -> list[str]:
@@ -115,6 +116,13 @@ def read_manifest(name: PathLike) -> Manifest:
     twice = sorted(place for place, count in Counter(places).items() if count > 1)
     if twice:
         raise InputError(f"manifest {path} names files twice: {first_few(twice)}")
+    folders = {str(parent) for place in places for parent in PurePosixPath(place).parents}
+    apart = {*folders, *(f"{place}.part" for place in places)}
+    clash = sorted(apart & set(places))
+    if clash:
+        raise InputError(
+            f"manifest {path} names files that are also the folder or the unfinished part of another: {first_few(clash)}"
+        )
     texts = {key: table.get(key, "") for key, (kind, _) in _SET_KEYS.items() if kind is str}
     return Manifest(**texts, files=files)
 

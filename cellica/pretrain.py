@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,7 @@ from cellica.encoder import DTYPES, NAMED, _device
 from cellica.mae import DecoderGeometry, MaskedAutoencoder
 from cellica.parts import claimed
 from cellica.plates import Plate
-from cellica.schema import InputError, WeightsError
+from cellica.schema import InputError, WeightsError, first_few
 
 DECODERS = {"openphenom": DecoderGeometry(), "camae-mini": DecoderGeometry(embed_dim=64, depth=1, num_heads=4)}
 BETAS, WARM_UP = (0.9, 0.95), 0.1
@@ -113,6 +114,9 @@ def run(
         raise InputError(f"geometry {name!r} is not known: choose one of {', '.join(NAMED)}, or give a Geometry")
     shape = dataclasses.replace(NAMED[name] if isinstance(geometry, str) else geometry, bias_order="aligned")
     stores = [plate if isinstance(plate, Plate) else Plate(plate) for plate in plates]
+    twice = sorted(name for name, n in Counter(str(store.path.resolve()) for store in stores).items() if n > 1)
+    if twice:
+        raise InputError(f"plates are named twice: {first_few(twice)}; name each once")
     fields = _Fields(stores, shape, settings)
     decoder = dataclasses.replace(decoder or DECODERS[name], num_modalities=fields.n_channels)
     step = artifacts.step("pretrain", dataclasses.asdict(settings), fields.inputs, torch=torch.__version__)
@@ -129,11 +133,15 @@ def run(
             training.restore(checkpoint)
             progress.say(f"going on from step {training.step} of {settings.steps}: {checkpoint}")
         training.go_on(fields, checkpoint, 60 * checkpoint_minutes)
-        training.save(out, force=force)
         curve = pd.DataFrame(training.curve, columns=list(CURVE))
-        artifacts.write_table(curve, out.with_suffix(".csv"), force=force)
-        with artifacts.atomic(out.with_suffix(".png"), force=force) as temporary:
-            training.picture(fields).save(temporary)
+        with (  # renamed when all three are whole
+            artifacts.atomic(out.with_suffix(".png"), force=force) as picture,
+            artifacts.atomic(out.with_suffix(".csv"), force=force) as table,
+            artifacts.atomic(out, force=force) as model,
+        ):
+            training.picture(fields).save(picture)
+            curve.to_csv(table, index=False)
+            training.save(model, force=force)
     return curve
 
 

@@ -108,7 +108,8 @@ def read_table(
     texts = _almost_numeric(table, used.union(*(join.left for join in joins)))
     if texts:
         say(
-            f"{len(texts)} columns hold numbers and some text, and are kept in obs, not as features: {first_few(texts)}"
+            f"{len(texts)} columns hold numbers and some text, or decimal commas, and are kept in obs, not as features: "
+            f"{first_few(texts)}"
         )
     obs, joined = table.drop(columns=names), []
     for i, join in enumerate(joins):
@@ -374,9 +375,14 @@ def _unique(ids: pd.Index) -> pd.Index:
 
 
 def _almost_numeric(table: pd.DataFrame, used: set[str]) -> list[str]:
-    """Columns of text that hold numbers in most rows: features that a few cells of text keep out."""
+    """Columns of text that hold numbers in most rows, decimal commas too: features that text keeps out."""
     words = [n for n in table.columns if n not in used and not is_numeric_dtype(table[n]) and n not in OBS_COLUMNS]
-    return [n for n in words if pd.to_numeric(table[n], errors="coerce").notna().mean() > 0.5 and "Metadata" not in n]
+
+    def share(name: str) -> float:
+        numbers = table[name].astype(str).str.replace(",", ".", regex=False)
+        return float(pd.to_numeric(numbers, errors="coerce").notna().mean())
+
+    return [n for n in words if "Metadata" not in n and share(n) > 0.5]
 
 
 def _feature_names(table: pd.DataFrame, used: set[str], pattern: str | None) -> list[str]:

@@ -133,6 +133,11 @@ def _drop(
         path["action"] = _matched_actions(x, roles, ica_basis(residuals, k, random_state), path, rule, match)
     removed, regressed = (path["component"][path["action"] == act] for act in ("removed", "regressed"))
     _note_removal(method, path, found, rule, match, roles)
+    if not basis.converged.all():
+        roles.notes.append(
+            f"{method}: {basis.converged.sum()} of {len(basis.converged)} components have a clearly non-Gaussian direction that "
+            f"settled; {len(x)} wells do not tell the directions of the others from chance (columns converged, stability)"
+        )
     stable = stability(residuals, basis, roles.batch, random_state) if check_stability else None
     if stable:
         _note_seeds(method, x, roles, basis, stable, removed, rule)

@@ -217,10 +217,12 @@ def _step(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _range(values: Iterable[Any]) -> str:
-    """One value, the smallest and largest number, or all others; a SHA-256 is cut short."""
-    distinct = list(dict.fromkeys(values))
+    """One value, the smallest and largest number, or all others where they are few; a SHA-256 is cut short."""
+    distinct = list({repr(value): value for value in values}.values())
     if len(distinct) > 1 and all(isinstance(value, int) for value in distinct):
         return f"{min(distinct):,} to {max(distinct):,}"
+    if len(distinct) > 1 and any(isinstance(value, Mapping | list) for value in distinct):
+        return f"{len(distinct)} different ones, in the plates' own records"
     return ", ".join(value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value for value in map(_value, distinct))
 
 

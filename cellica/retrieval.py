@@ -611,8 +611,10 @@ def cautions(scores: pd.DataFrame) -> list[str]:
     return [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
 
 
-def summary(scores: pd.DataFrame) -> pd.DataFrame:
+def summary(scores: pd.DataFrame, *, chance: bool = False) -> pd.DataFrame:
     """Values of a score table for printing: a row a representation, a column a metric (and group).
+
+    With ``chance`` a last row holds the mean chance of each column.
 
     >>> summary(_table([_row("X", "nsc", 0.5, 0.1, 9, 0, []), _row("X", "recall", 0.2, 0.1, 9, 0, [], group="CORUM")]))
     metric  nsc  recall CORUM
@@ -622,7 +624,10 @@ def summary(scores: pd.DataFrame) -> pd.DataFrame:
     metric = scores["metric"].where(scores["group"] == "all", scores["metric"] + " " + scores["group"])
     wide = scores.assign(metric=metric).pivot_table("value", "rep", "metric", dropna=False, sort=False)
     columns = [name for name in dict.fromkeys(metric) if name != "all"]
-    return wide.reindex(index=list(dict.fromkeys(scores["rep"])), columns=pd.Index(columns, name="metric"))
+    wide = wide.reindex(index=list(dict.fromkeys(scores["rep"])), columns=pd.Index(columns, name="metric"))
+    if chance:
+        wide.loc["chance"] = summary(scores.assign(value=scores["chance"])).mean()
+    return wide
 
 
 # ---------------------------------------------------------------------------------------------- baselines

@@ -5,6 +5,7 @@ file a channel) where there are images. The index holds the site ids, ``{experim
 """
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from cellica.schema import (
 
 SITE_KEYS = (EXPERIMENT, PLATE, WELL, SITE)
 PATH = "path_"
+RESERVED = "_index"
 # digits that are a name: with leading zeros (plate 01), in the form of a power (1E4), or more than a number keeps
 _NAME_OF_DIGITS = r"[+-]?0\d+|\d+[eE]\d+|\d{16,}"
 _TEXT_ROLES = (EXPERIMENT, PLATE, CELL_TYPE, PERTURBATION, PERTURBATION_TYPE)
@@ -59,8 +61,14 @@ def load_table(path: PathLike) -> pd.DataFrame:
         raise InputError(f"{file} is not a regular file: give a CSV, TSV or parquet file")
     try:
         if file.suffix == ".parquet":
-            return pd.read_parquet(file)
-        return _read_csv(file, "\t" if ".tsv" in file.suffixes else ",")
+            table = _without_lists(pd.read_parquet(file), file)
+        else:
+            table = _read_csv(file, "\t" if ".tsv" in file.suffixes else ",")
+        if RESERVED in table.columns:
+            raise ValueError(f"AnnData keeps the name {RESERVED!r} for itself: name that column otherwise")
+        return table
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not text in UTF-8 ({error}): save it as CSV in UTF-8") from error
     except Exception as error:
         raise InputError(
             f"{file} cannot be read as a table ({type(error).__name__}: {error}): give a CSV, TSV or parquet file"
@@ -69,18 +77,41 @@ def load_table(path: PathLike) -> pd.DataFrame:
 
 def _read_csv(file: Path, separator: str) -> pd.DataFrame:
     """Read a CSV; names that a number would not keep stay as they are written, and words read as missing are counted."""
-    table = pd.read_csv(file, sep=separator, low_memory=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            table = pd.read_csv(file, sep=separator, low_memory=False, index_col=False)
+        except pd.errors.ParserWarning as error:
+            raise ValueError("rows have more fields than the header: name every column, row names too") from error
+    if table.shape[1] == 1 and re.search("[;,\t|]", str(table.columns[0])):
+        raise ValueError(f"its fields are not separated by {separator!r}: the header is {str(table.columns[0])[:60]!r}")
     looked_at = [i for i in range(table.shape[1]) if not _is_measured(table.iloc[:, i])]
     if looked_at:
-        written = pd.read_csv(file, sep=separator, usecols=looked_at, dtype=str, keep_default_na=False)
+        written = pd.read_csv(file, sep=separator, usecols=looked_at, dtype=str, keep_default_na=False, index_col=False)
         for i, name in enumerate(table.columns[looked_at]):
             values, texts = table[name], written.iloc[:, i]
+            broken = texts[texts.str.contains("\n", regex=False)]
+            if len(broken):
+                say(
+                    f"{file}: {len(broken)} cells of {name!r} hold line breaks, as where a closing quote is missing: "
+                    f"{first_few(broken.str[:40], 2)}"
+                )
             words = texts[values.isna() & (texts != "")]
             if len(words):
                 say(f"{file}: {len(words)} cells of {name!r} are read as missing: {first_few(words.unique())}")
             if pd.api.types.is_numeric_dtype(values) and texts[values.notna()].str.fullmatch(_NAME_OF_DIGITS).any():
                 table[name] = texts.astype(object).where(values.notna(), None)
     return table
+
+
+def _without_lists(table: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """A table without columns whose cells are lists or tables."""
+    nested = [
+        name for name in table.columns if table[name].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()
+    ]
+    if nested:
+        say(f"{file}: {len(nested)} columns hold lists and are left out: {first_few(nested)}")
+    return table.drop(columns=nested)
 
 
 def _is_measured(column: pd.Series) -> bool:
@@ -263,7 +294,7 @@ def _rxrx1_files(place: Path) -> list[Path]:
     if official and kaggle:
         raise InputError(
             f"{place} holds tables of two editions of RxRx1, {official[0].name} and "
-            f"{', '.join(file.name for file in kaggle)}: name the one to use with metadata="
+            f"{', '.join(file.name for file in kaggle)}: name the one to use with --metadata (metadata=)"
         )
     if not official and not kaggle:
         raise MissingFileError(
@@ -374,7 +405,9 @@ def _rxrx3_file(place: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        raise InputError(f"{place} holds several tables, {first_few(f.name for f in found)}: name one with metadata=")
+        raise InputError(
+            f"{place} holds several tables, {first_few(f.name for f in found)}: name one with --metadata (metadata=)"
+        )
     raise MissingFileError(f"no table of RxRx3 in {str(place)!r}: looked for metadata*.csv, as metadata_rxrx3_core.csv")
 
 

@@ -1,5 +1,6 @@
 """Encoders of timm: made for pictures of three colours, here given one channel at a time."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,8 @@ def create(name: str) -> TimmChannels:
     import timm
 
     if not timm.is_model(name):
-        similar = timm.list_models(f"*{name}*")[:5] or timm.list_models()[:5]
+        known = timm.list_models()
+        similar = difflib.get_close_matches(name, known, 5, cutoff=0.4) or known[:5]
         raise InputError(f"timm has no model {name!r}: it has {', '.join(similar)} and others")
     try:
         model: Any = timm.create_model(name, pretrained=False, num_classes=0)

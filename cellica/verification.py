@@ -14,6 +14,8 @@ from cellica.schema import EXPERIMENT, PLATE, SITE, UNS, InputError, first_few, 
 from cellica.screen import load_table, text
 
 ENOUGH = 0.99  # cosine below which embeddings are not the same: rounding and a JPEG more change less
+MOSTLY = 0.9  # share of embeddings that must be nearest to their own published one
+MOST_COMPARED = 2000  # embeddings that are compared with each other
 ID_COLUMNS = ("well_id", "site_id")
 
 
@@ -64,6 +66,9 @@ class Verification:
         Cosine of each shared well or site to its published embedding, index = ids.
     unrelated
         Median cosine to the published embedding of another one: what no agreement looks like. NaN with one alone.
+    own_nearest
+        Share of embeddings that are nearest to their own published one, means removed: embeddings of all wells may be alike
+        and yet each be another's. NaN with one alone.
     only_here, only_published
         Ids without a partner; of the published ones those of the same plates.
     """
@@ -72,6 +77,7 @@ class Verification:
     unit: str
     cosine: pd.Series
     unrelated: float
+    own_nearest: float
     only_here: list[str]
     only_published: list[str]
 
@@ -87,19 +93,25 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Whether no cosine is below 0.99."""
-        return self.worst >= ENOUGH
+        """Whether no cosine is below 0.99, and 90 % or more are nearest to their own published embedding."""
+        return self.worst >= ENOUGH and not self.own_nearest < MOSTLY
 
     def summary(self) -> str:
         """The comparison in words, with a warning where it fails."""
         lines = [
             f"{len(self.cosine)} {self.unit} shared with {self.file}: median cosine {self.median:.5f}, worst "
-            f"{self.worst:.5f} ({self.cosine.idxmin()}); between different {self.unit} {self.unrelated:.5f}"
+            f"{self.worst:.5f} ({self.cosine.idxmin()}); between different {self.unit} {self.unrelated:.5f}; "
+            f"{self.own_nearest:.0%} nearest to their own"
         ]
         for ids, where in ((self.only_here, "only here"), (self.only_published, "only published, of these plates")):
             if ids:
                 lines.append(f"{len(ids)} {self.unit} {where}: {first_few(ids)}")
-        if not self.agrees:
+        if self.own_nearest < MOSTLY:
+            lines.append(
+                f"WARNING: only {self.own_nearest:.0%} of the {self.unit} are nearest to their own published embedding: their "
+                "ids may be shifted, or these embeddings hardly tell wells apart, and then no cosine proves anything"
+            )
+        if self.worst < ENOUGH:
             below = self.cosine[self.cosine < ENOUGH].sort_values()
             lines.append(
                 f"WARNING: these are NOT the published embeddings: {len(below)} of {len(self.cosine)} {self.unit} have a "
@@ -151,7 +163,7 @@ def verify(adata: ad.AnnData, published: Published | artifacts.PathLike) -> Veri
     Returns
     -------
     The cosines and what has no partner. Written to ``uns["cellica"]["verify"]`` (``file``, ``unit``, ``n_shared``,
-    ``median``, ``worst``, ``unrelated``, ``agrees``, ``n_only_here``, ``n_only_published``) and as a step of the provenance.
+    ``median``, ``worst``, ``unrelated``, ``own_nearest``, ``agrees``, ``n_only_here``, ``n_only_published``) and as a step of the provenance.
 
     Raises
     ------
@@ -172,6 +184,7 @@ def verify(adata: ad.AnnData, published: Published | artifacts.PathLike) -> Veri
         unit=unit,
         cosine=pd.Series((ours * theirs).sum(axis=1), index=shared),
         unrelated=float(np.median((ours * others).sum(axis=1))),
+        own_nearest=_own_nearest(ours, theirs),
         only_here=list(here.index.difference(shared)),
         only_published=_of_plates(published.table.index.difference(shared), adata.obs, unit),
     )
@@ -181,6 +194,15 @@ def verify(adata: ad.AnnData, published: Published | artifacts.PathLike) -> Veri
 
 def _unit_length(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+
+
+def _own_nearest(ours: np.ndarray, theirs: np.ndarray) -> float:
+    if len(ours) < 2:
+        return float("nan")
+    rows = np.unique(np.linspace(0, len(ours) - 1, MOST_COMPARED).round().astype(int))
+    centre = theirs.mean(axis=0)
+    similarity = _unit_length(ours[rows] - centre) @ _unit_length(theirs[rows] - centre).T
+    return float(np.mean(similarity.argmax(axis=1) == np.arange(len(rows))))
 
 
 def _plates(obs: pd.DataFrame) -> list[str]:
@@ -199,6 +221,7 @@ def _record(adata: ad.AnnData, published: Published, result: Verification) -> No
         "median": result.median,
         "worst": result.worst,
         "unrelated": result.unrelated,
+        "own_nearest": result.own_nearest,
         "agrees": result.agrees,
         "n_only_here": len(result.only_here),
         "n_only_published": len(result.only_published),

@@ -1,7 +1,7 @@
 """Whitening: a linear map after which the covariance of the fitted data is the identity; and rows read by chunks."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
@@ -23,6 +23,17 @@ class RowSource(Protocol):
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Rows, as a dense array."""
+
+
+class RowSink(Protocol):
+    """A matrix that is written by slices of rows: an array, or one on disk as a ``RowSource`` may be."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+
+    def __setitem__(self, rows: slice, values: np.ndarray) -> None:
+        """Write rows."""
 
 
 class Whitening(TransformerMixin, BaseEstimator):
@@ -87,10 +98,10 @@ class Whitening(TransformerMixin, BaseEstimator):
             self.dewhitening_ = self.dewhitening_ @ self.directions_
         return self
 
-    def transform(self, X: np.ndarray | RowSource) -> np.ndarray:
-        """Whiten X (n_samples, n_features) to (n_samples, n_outputs), in the dtype of X."""
+    def transform(self, X: np.ndarray | RowSource, out: RowSink | None = None) -> Any:
+        """Whiten X (n_samples, n_features) to (n_samples, n_outputs), in the dtype of X; into ``out`` where given."""
         check_is_fitted(self)
-        return project(validated(self, X, reset=False), self.whitening_, minus=self.mean_)
+        return project(validated(self, X, reset=False), self.whitening_, minus=self.mean_, out=out)
 
     def inverse_transform(self, X: np.ndarray | RowSource) -> np.ndarray:
         """Map whitened X back; exact where no direction was cut."""
@@ -191,17 +202,29 @@ def chunks(X: np.ndarray | RowSource, chunk_size: int = CHUNK_SIZE) -> Iterator[
 
 
 def project(
-    X: np.ndarray | RowSource, matrix: np.ndarray, *, minus: np.ndarray | float = 0.0, plus: np.ndarray | float = 0.0
-) -> np.ndarray:
-    """``(X - minus) @ matrix.T + plus`` (n_samples, n_outputs) in the dtype of X, by chunks of rows."""
+    X: np.ndarray | RowSource,
+    matrix: np.ndarray,
+    *,
+    minus: np.ndarray | float = 0.0,
+    plus: np.ndarray | float = 0.0,
+    out: RowSink | None = None,
+) -> Any:
+    """``(X - minus) @ matrix.T + plus`` (n_samples, n_outputs) in the dtype of X, by chunks of rows.
+
+    Into ``out`` where one is given, which is returned.
+    """
     X = X if is_row_source(X) else np.asarray(X)
-    out = np.empty((X.shape[0], matrix.shape[0]), dtype=working_dtype(X))
-    weights = matrix.T.astype(out.dtype)
+    shape, dtype = (X.shape[0], matrix.shape[0]), working_dtype(X)
+    if out is None:
+        out = np.empty(shape, dtype)
+    elif tuple(out.shape) != shape:
+        raise ValueError(f"out has the shape {tuple(out.shape)}: {shape} is needed")
+    weights = matrix.T.astype(dtype)
     start = 0
     for chunk in chunks(X):
-        rows = out[start : start + len(chunk)]
-        np.matmul((chunk - minus).astype(out.dtype, copy=False), weights, out=rows)  # centred in float64
+        rows = (chunk - minus).astype(dtype, copy=False) @ weights  # centred in float64
         rows += plus
+        out[start : start + len(chunk)] = rows
         start += len(chunk)
     return out
 

@@ -361,6 +361,13 @@ DOORS = {
         "embed {plate} --out {out} --encoder camae-mini --intensity-range 0 9",
         "was made by an ingest, single planes of 8 bits: leave out",
     ),
+    "a plate to be replaced": ("embed {plate} --out {plate} --encoder camae-mini --force", "is also an input"),
+    "sites to be replaced": ("profile {wells} --out {wells} --force", "is also an input"),
+    "z of another script": ("ingest rxrx1 {screen} {out} --z \u00b2", "choose 'max', 'mean' or the number of a plane"),
+    "one plate twice in training": (
+        "pretrain {plate} {plate} --out {out}.safetensors --steps 1",
+        "plates are named twice",
+    ),
     "one plate twice": ("embed {plate} {plate} --out {out} --encoder camae-mini", "name each plate once"),
     "unknown encoder": ("embed {plate} --out {out} --encoder vit --weights random", "camae-mini"),
     "import without columns": ("import table {faulty}/table.csv --out {out}", "no column"),

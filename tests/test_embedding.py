@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from cellica import artifacts, camae, checkpoints, cli, embedding, encoder, images, plates, progress, quality
-from cellica.schema import InputError, PlateError
+from cellica.schema import InputError, PlateError, quality_columns
 
 TINY = camae.Geometry(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, max_in_chans=6)
 
@@ -421,8 +421,20 @@ def test_a_file_of_embeddings_tells_whether_it_is_what_would_be_made(tiny, tmp_p
         {"name": "camae-mini"},
     ):
         assert not encoder.is_embedded(tmp_path / "sites.h5ad", plate, dataclasses.replace(tiny, **change))
+    annotated = StubPlate(plate.pixels, plate.path)
+    annotated.sites["perturbation"] = "aspirin"
+    assert not encoder.is_embedded(tmp_path / "sites.h5ad", annotated, tiny)
+    other = plate.pixels.copy()
+    other[1, 0, 0, 0] ^= 255
+    assert not encoder.is_embedded(tmp_path / "sites.h5ad", StubPlate(other, plate.path), tiny)
     again = StubPlate(plate.pixels, plate.path, provenance=[artifacts.step("ingest", {"source": "again"})])
     assert not encoder.is_embedded(tmp_path / "sites.h5ad", again, tiny)
+    annotated.sites["intensity_w1"] = ["bright", None]
+    artifacts.write_adata(encoder.embed(annotated, tiny), tmp_path / "annotated.h5ad")
+    assert encoder.is_embedded(tmp_path / "annotated.h5ad", annotated, tiny)
+    obs = artifacts.read_adata(tmp_path / "annotated.h5ad").obs
+    assert obs["screen_intensity_w1"].tolist()[0] == "bright"
+    assert "screen_intensity_w1" not in quality_columns(obs)
     for damaged in (b"", b"no HDF5"):
         (tmp_path / "sites.h5ad").write_bytes(damaged)
         assert not encoder.is_embedded(tmp_path / "sites.h5ad", plate, tiny)
@@ -454,7 +466,7 @@ def test_kill_9_at_any_moment(tmp_path, said):
             file.write_bytes(images.imagecodecs.png_encode(field[channel]))
         sites[f"path_w{channel}"] = [str(file) for file in files]
     plates.ingest(sites, tmp_path / "plates")
-    out, folder = tmp_path / "sites.h5ad", tmp_path / ".sites.h5ad.parts" / "E_1"
+    out, folder = tmp_path / "sites.h5ad", tmp_path / ".sites.h5ad.parts" / "0-E_1"
     words = ["embed", tmp_path / "plates" / "E_1.zarr", "--out", out, "--encoder", "camae", "--weights", weights]
     words += ["--device", "cpu", "--chunk-size", 1]
     with subprocess.Popen([sys.executable, "-c", KILLED, *map(str, words)], stderr=subprocess.PIPE) as run:

@@ -12,6 +12,7 @@ import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -587,6 +588,30 @@ def test_no_archive_replaces_what_was_fetched(server, tmp_path, name):
         fetch.fetch(file, tmp_path / "out", unpack=True)
     assert left(tmp_path / "out") == {"images.zip", "a.csv"}
     assert (tmp_path / "out" / "a.csv").read_bytes() == b"right"
+
+
+def test_odd_names_are_asked_for_as_they_are_and_chosen_by_their_name(server, tmp_path):
+    names = ("b#1.txt", "c d%41.txt", "a[1].txt")
+    files = [entry(server, name, name.encode()) for name in names]
+    for name in names:
+        server.files[f"/{quote(name)}"] = server.files.pop(f"/{name}")
+    file = manifest(tmp_path, *files)
+    for name in names:
+        assert [one.status for one in fetch.fetch(file, tmp_path / "out", [name])] == ["fetched"]
+        assert (tmp_path / "out" / name).read_text() == name
+
+
+@pytest.mark.parametrize("names", [("x", "x.part"), ("a", "a/b.txt")])
+def test_names_that_would_meet_in_the_folder_are_refused(server, tmp_path, names):
+    file = manifest(tmp_path, *(entry(server, name, b"x") for name in names))
+    with pytest.raises(InputError, match="folder or the unfinished part of another"):
+        fetch.fetch(file, tmp_path / "out")
+
+
+def test_a_file_that_is_cut_off_again_and_again_does_not_stop_the_others(server, tmp_path):
+    file = manifest(tmp_path, entry(server, "n.bin", content(0, 100)), entry(server, "a.bin", b"a"))
+    server.drops["/n.bin"] = [0] * 20
+    assert [one.status for one in fetch.fetch(file, tmp_path / "out")] == ["failed", "fetched"]
 
 
 def test_links_in_archives_are_refused(tmp_path):

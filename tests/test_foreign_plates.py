@@ -137,7 +137,7 @@ def test_sharded_and_compressed_arrays(tmp_path):
 
 def test_sixteen_bits_need_a_range(tmp_path):
     written = write_plate(tmp_path / "e_1.zarr", dtype="uint16")
-    with pytest.raises(PlateError, match=r"e_1\.zarr: images of 16 bits .* pass intensity_range=\(low, high\)"):
+    with pytest.raises(PlateError, match=r"e_1\.zarr: images of 16 bits .* pass --intensity-range LOW HIGH"):
         Plate(tmp_path / "e_1.zarr")
     plate = Plate(tmp_path / "e_1.zarr", intensity_range=(100, 60000))
     expected = images.to_uint8(np.array([pixels[0, :, 0] for pixels in written.values()]), (100, 60000))

@@ -300,6 +300,18 @@ def test_rows_on_disk_give_what_an_array_gives(on_disk, solver):
     np.testing.assert_array_equal(held.transform(x[:5]), read.transform(source[:5]))
 
 
+def test_sources_are_written_by_chunks_into_a_matrix_on_disk(on_disk, tmp_path):
+    _, x = mixture(13, n=9000, n_gaussian=2)
+    x = x.astype(np.float32)
+    model = ICA(5, random_state=0).fit(x)
+    with h5py.File(tmp_path / "sources.h5", "w") as file:
+        out = file.create_dataset("S", (9000, 5), "f4")
+        assert model.transform(on_disk(x), out=out) is out
+        np.testing.assert_array_equal(out[:], model.transform(x))
+        with pytest.raises(ValueError, match=r"out has the shape \(9000, 5\): \(8999, 5\) is needed"):
+            model.transform(x[1:], out=out)
+
+
 @pytest.mark.parametrize("solver", ["fastica", "picard"])
 def test_more_rows_than_are_held_are_searched_by_sample_and_polished_on_all(on_disk, solver, monkeypatch):
     sources, x = mixture(14, n=40_000, n_gaussian=2)

@@ -257,7 +257,7 @@ def test_real_jpeg2000_whose_end_is_zeros_is_refused(tmp_path, shared):
 
 def test_uint8_is_unchanged_and_16_bits_need_a_rule():
     assert to_uint8(PIXELS) is PIXELS
-    with pytest.raises(InputError, match=r"pass intensity_range=\(low, high\)"):
+    with pytest.raises(InputError, match="pass --intensity-range LOW HIGH"):
         to_uint8(PIXELS16)
 
 

@@ -191,7 +191,7 @@ def test_sixteen_bit_tiffs_need_a_range_and_keep_it_in_the_provenance(shared, tm
         )
         row.update({"site": 1, f"path_{channel}": str(file)})
     table = screen_table(list(rows.values()))
-    with pytest.raises(InputError, match=r"plate NF1_2: images of 16 bits .* intensity_range=\(low, high\)"):
+    with pytest.raises(InputError, match=r"plate NF1_2: images of 16 bits .* --intensity-range LOW HIGH"):
         ingest(table, tmp_path)
     assert not list(tmp_path.glob("*.zarr"))
     report = ingest(table, tmp_path, intensity_range=(256, 65535))

@@ -153,6 +153,8 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path, folder)
             write(temporary, "half")
             raise OSError("disk full")
 
+    with pytest.raises(schema.DiskFullError, match="was not written, the disk is full"), artifacts.atomic(path):
+        raise RuntimeError("Can't write data (errno = 28, error message = 'No space left on device')")
     for force in (False, True):
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(OSError, match="disk full"):
@@ -163,6 +165,11 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path, folder)
                 write(temporary, "whole")
     with pytest.raises(schema.OutputExistsError, match="--force"), artifacts.atomic(path):
         pass
+    with (
+        pytest.raises(schema.OutputExistsError, match="choose another name"),
+        artifacts.atomic(path, force=True) as temporary,
+    ):
+        temporary.write_text("a file") if folder else temporary.mkdir()
     kept = path / "part" if folder else path
     assert kept.read_text() == "whole"
     with artifacts.atomic(path, force=True) as temporary:

@@ -492,6 +492,39 @@ def test_words_that_are_read_as_missing_are_counted(tmp_path, monkeypatch):
     assert "2 cells of 'perturbation' are read as missing: 'NA', 'None'" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plate,well\nr1,01,A01\nr2,02,A02\n", "rows have more fields than the header"),
+        ("plate;well\n01;A01\n", "not separated by ','"),
+        ("plate,_index\n01,A01\n", "'_index' for itself"),
+        ("plate,well\nK\xf6ln,A01\n".encode("latin-1"), "save it as CSV in UTF-8"),
+    ],
+)
+def test_tables_that_would_be_misread_are_refused(tmp_path, text, told):
+    (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=told):
+        screen.load_table(tmp_path / "t.csv")
+
+
+def test_empty_fields_at_the_end_of_each_row_shift_nothing(tmp_path):
+    (tmp_path / "t.csv").write_text("plate,well\n01,A01,\n02,A02,\n")
+    table = screen.load_table(tmp_path / "t.csv")
+    assert table["plate"].tolist() == ["01", "02"]
+    assert table["well"].tolist() == ["A01", "A02"]
+
+
+def test_line_breaks_in_cells_and_lists_are_told(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(screen, "say", said.append)
+    (tmp_path / "t.csv").write_text('plate,name\n1,"c0\n2,c1\n3,c2"\n4,c3\n')
+    assert len(screen.load_table(tmp_path / "t.csv")) == 2
+    assert "1 cells of 'name' hold line breaks, as where a closing quote is missing" in said[0]
+    pd.DataFrame({"plate": ["1"], "embedding": [[1.0, 2.0]]}).to_parquet(tmp_path / "t.parquet")
+    assert list(screen.load_table(tmp_path / "t.parquet")) == ["plate"]
+    assert "1 columns hold lists and are left out: 'embedding'" in said[1]
+
+
 def test_a_table_that_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "t.csv")
     for path in (tmp_path / "t.csv", "/dev/zero", tmp_path):

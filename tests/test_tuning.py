@@ -136,7 +136,7 @@ def test_a_plain_chain_is_recommended_where_the_advantage_of_ica_is_not_establis
     found = correct.recommend(adata)
     assert found.method in ("center+sphere", "sphere", "wccn")
     assert any("ica's advantage over" in s and "is not established" in s for s in found.sentences)
-    assert set(found.table["method"]) == {"ica", "center+sphere", "sphere", "wccn"}
+    assert set(found.table["method"]) == {"ica", "wccn+ica_drop", "center+sphere", "sphere", "wccn"}
     assert (found.table["n_batches"] == 4).all()
     assert "cellica" not in adata.uns
 

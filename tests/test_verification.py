@@ -56,6 +56,7 @@ def test_the_same_embeddings_agree_whatever_their_file(tmp_path, suffix, unit):
     assert result.only_here == result.only_published == []
     assert result.unrelated < 0.99
     assert "WARNING" not in result.summary()
+    assert result.own_nearest == 1
 
 
 def test_wells_are_compared_with_published_wells(tmp_path):
@@ -80,6 +81,21 @@ def test_cosines_are_those_of_the_definition(tmp_path):
     told = result.summary()
     assert f"WARNING: these are NOT the published embeddings: {len(below)} of {len(ids)} wells" in told
     assert ids[int(np.argmin(expected))] in told
+
+
+def test_alike_embeddings_of_other_wells_do_not_pass(tmp_path):
+    """An encoder that makes nearly the same of every well: each cosine is high, and each well is another's."""
+    adata = site_embeddings()
+    adata.X = (adata.X / 1000 + 1).astype(np.float32)
+    ids, values = well_means(adata)
+    table_of(np.roll(ids, 1), values).to_parquet(tmp_path / "p.parquet")
+    result = encoder.verify(adata, tmp_path / "p.parquet")
+    assert result.worst > 0.99
+    assert result.own_nearest < 0.5
+    assert not result.agrees
+    assert "ids may be shifted" in result.summary()
+    table_of(ids, values).to_parquet(tmp_path / "right.parquet")
+    assert encoder.verify(adata, tmp_path / "right.parquet").agrees
 
 
 def test_what_has_no_partner_is_counted_both_ways(tmp_path):
