@@ -213,6 +213,15 @@ def test_trained_weights_raise_no_warning(tmp_path):
     assert "weights are random" not in text
 
 
+def test_plates_with_ranges_of_their_own_are_one_row(tmp_path):
+    adata = wells()
+    for i in range(2):
+        ranges = {"w1": [i, 200], "w2": [0, 100 + i]}
+        artifacts.add_step(adata, artifacts.step("ingest", {}, {f"p{i}": "0" * 64}, intensity_ranges=ranges))
+    text = Page(report.write(adata, tmp_path / "r.html")).source
+    assert "2 different ones, in the plates" in text
+
+
 def test_summary_counts(page):
     for name, value in {"wells": 72, "plates": 3, "experiments": 3, "features": 8, "negative controls": 18}.items():
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page.source
