@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import ortho_group
 
 from cellica.ica import ICA
+from cellica.progress import iterations
 from cellica.roles import Roles
 from cellica.schema import InputError
 from cellica.whitening import Whitening
@@ -29,7 +30,8 @@ def ica_basis(residuals: np.ndarray, k: int, random_state: int) -> Basis:
     """Independent components, at most ``k``: as many as the rank."""
     with warnings.catch_warnings():  # convergence is reported for each component, and their number too
         warnings.simplefilter("ignore", UserWarning)
-        fit = ICA(k, random_state=random_state).fit(residuals.astype(np.float32))
+        told = iterations(f"ICA of {len(residuals)} wells, {k} components")
+        fit = ICA(k, random_state=random_state, callback=told).fit(residuals.astype(np.float32))
     return Basis(fit.components_, fit.mixing_, fit.converged_, fit)
 
 

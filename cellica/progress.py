@@ -57,6 +57,20 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
         yield from _logged(items, description, total)
 
 
+def iterations(description: str) -> Callable[[int, int], None]:
+    """Give a function of an iteration and the number that has settled, which says both now and then: nobody knows the end."""
+    began = last = time.monotonic()
+
+    def tell(iteration: int, settled: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= EVERY:
+            last = now
+            say(f"{description}: iteration {iteration}, {settled} settled, {now - began:.0f} s")
+
+    return tell
+
+
 @contextlib.contextmanager
 def transfer(description: str) -> Iterator[Callable[[int, int | None], None]]:
     """Give a function of the bytes that are there and of all that come (None: not known), which shows both, rate and

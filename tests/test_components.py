@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
 
-from cellica import artifacts, bases, components, correct, retrieval, roles, simulate, stability
+from cellica import artifacts, bases, components, correct, progress, retrieval, roles, simulate, stability
 from cellica.components import Rule
 from cellica.ica import matched_correlation
 from cellica.metrics import adjusted_eta2
@@ -300,6 +300,14 @@ def test_the_same_components_go_with_every_seed_or_it_is_said(monkeypatch):
     correct.run(adata, "ica_drop", key_added="unstable")
     assert "other seeds do not remove the same: 0, 0 components against 1 here" in notes(adata, "unstable")
     assert table(adata, "unstable")["stability"].max() < 0.95
+
+
+def test_long_fits_say_where_they_are(monkeypatch):
+    said = []
+    monkeypatch.setattr(progress, "say", said.append)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    bases.ica_basis(np.random.default_rng(0).laplace(size=(400, 4)), 3, 0)
+    assert said[0].startswith("ICA of 400 wells, 3 components: iteration 1, ")
 
 
 def test_stability_without_batches_to_leave_out_or_components_to_rotate():
