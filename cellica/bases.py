@@ -55,8 +55,8 @@ def _settled(unmixing: np.ndarray, mixing: np.ndarray) -> Basis:
 def choose_n_components(x: np.ndarray, asked: int | None, carried: int, roles: Roles) -> int:
     """Components to look for in x (n, d): ``asked``, or what the wells carry; at most 100 and the rank, and said."""
     rank = min(x.shape[0] - 1, x.shape[1])
-    if asked is not None and asked < 1:
-        raise InputError(f"n_components={asked} is not allowed: use 1 or more, or leave it out")
+    if asked is not None and not (isinstance(asked, int | np.integer) and asked >= 1):
+        raise InputError(f"n_components={asked!r} is not allowed: use a whole number of 1 or more, or leave it out")
     k = asked or max(1, min(MAX_COMPONENTS, carried))
     if asked and asked > rank:
         roles.notes.append(f"n_components lowered from {asked} to {rank}: {x.shape[0]} wells x {x.shape[1]} features")

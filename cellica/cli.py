@@ -457,8 +457,10 @@ def correct(
         raise InputError("--save keeps one fitted correction: name one --method with it")
     artifacts.check_adata_name(out, force=force)
     if save:
+        artifacts.refuse_inputs(save, [file, out])
         artifacts.refuse_existing(save, force=force)
     if apply:
+        artifacts.require_file(apply, "saved correction")
         _refuse_beside(
             context, "--apply", "keeps these as they were in its fit", ("file", "out", "rep", "apply", "force")
         )
@@ -478,17 +480,20 @@ def correct(
         corrector.transform(adata, use_rep=rep)
         done = [corrector.method]
     else:
-        done = list(method or ())
+        done = list(dict.fromkeys(method or ()))
         for name in progress.track(done, "correct"):
             corrections.run(
                 adata, name, use_rep=rep, random_state=random_state, save=save, tune=tune, **keys, **options
             )
     artifacts.name_inputs(adata, inputs, steps=len(done))
     artifacts.write_adata(adata, out, force=force)
+    said: set[str] = set()
     for name in done:
         _print(f"obsm['X_{name}'] written: {out}")
         for note in adata.uns["cellica"][name]["notes"]:
-            _print(f"  {note}")
+            if note not in said:
+                _print(f"  {note}")
+            said |= {note} if note.startswith("confounding:") else set()
 
 
 @app.command(epilog="Example: cellica evaluate corrected.h5ad --out scores.csv --class-key moa --group-key compound")

@@ -68,14 +68,21 @@ def check(roles: Roles) -> Confounding:
     sentences = [
         *_on_batches(single, names, alone, batches, roles),
         *_on_positions(fixed, int(np.sum(n_wells > 1)), len(np.unique(roles.plate.astype(str))), roles),
+        *(_on_layout(roles, label) if not len(fixed) else []),
     ]
     verdict = "refuse" if _inseparable(roles) else "warn" if sentences else "proceed"
     if verdict == "refuse":
         sentences.insert(
             0, "each batch holds one perturbation of its own and shares nothing with another: they cannot be told apart"
         )
-    if verdict == "proceed":
+    if verdict == "proceed" and len(batches) > 1:
         sentences.append(f"{len(names)} perturbations in {len(batches)} batches, each in several")
+    if len(batches) > 1 and len({*zip(roles.strata.astype(str), roles.batch.astype(str))}) == len(
+        np.unique(roles.strata.astype(str))
+    ):
+        sentences.append(
+            "each stratum holds one batch: nothing tells one from the other, so no batch effect can be removed"
+        )
     return Confounding(
         verdict,
         table,
@@ -199,6 +206,21 @@ def _on_batches(
             f"{len(alone)} of {len(batches)} batches share no treated perturbation with another ({first_few(alone, 3)}); {how}"
         )
     return found
+
+
+def _on_layout(roles: Roles, label: np.ndarray) -> list[str]:
+    """Where every plate has one layout, perturbations of several positions are tied to these too."""
+    if roles.well is None:
+        return []
+    wells = pd.DataFrame({"well": roles.well, "label": label})[label >= 0].dropna()
+    held = wells.groupby("well")["label"].agg(["size", "nunique"])
+    held = held[held["size"] > 1]
+    if not len(held) or (held["nunique"] == 1).mean() < NEARLY_ALL:
+        return []
+    return [
+        f"{int((held['nunique'] == 1).sum())} of {len(held)} well positions hold one perturbation on all plates: score replicates "
+        "in other positions (replicate_map_other_well), as those in the same position share what it does"
+    ]
 
 
 def _on_positions(fixed: np.ndarray, n_repeated: int, n_plates: int, roles: Roles) -> list[str]:

@@ -14,10 +14,10 @@ import numpy as np
 from cellica import tuning
 from cellica.artifacts import PathLike
 from cellica.confounding import Confounding, check
-from cellica.corrector import Corrector, load, representation, write, write_components
+from cellica.corrector import Corrector, check_key, load, representation, write, write_components
 from cellica.methods import CHAINS, FITS, chain_of, fit_chain, parse
 from cellica.roles import Account, roles_of
-from cellica.schema import EXPERIMENT, PERTURBATION
+from cellica.schema import EXPERIMENT, PERTURBATION, InputError
 from cellica.tuning import Recommendation
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 log = logging.getLogger("cellica")
+MOST_RIDGE = 1e6
 
 DEFAULT_COMPARISON = (
     "none",
@@ -99,16 +100,24 @@ def run(
     z-scored features; where X was corrected) and in ``uns["cellica"]["K"]`` the tables ``components``, one row a
     component, and ``removal_path``, in the order in which they would go, and ``top_wells`` (k x 5), names of the wells
     where each is largest.
+
+    Columns of ``components``: ``batch_r2``, ``perturbation_r2``, ``strata_r2``, ``kurtosis`` (`components.associations`), which decide;
+    ``plate_r2``, ``row_r2``, ``column_r2``, ``edge_r2``, ``cell_count_r2``, ``intensity_r2`` (`components.nuisances`; NaN where nothing
+    can be said) and ``batch_q`` (`components.batch_q`), which do not; ``converged``: a clearly non-Gaussian direction that settled;
+    ``stability`` and its kin (`stability.Stability`); ``label``: batch, mixed, biology or other (`components.classify`); ``removed``.
+    A component is removed where its label is batch, up to the cap on biology, whether it has converged or not: a rotation among
+    components that batch explains takes the same subspace.
     """
-    corrector, corrected = _fit(adata, method, **keywords)
-    if save is not None:
-        corrector.save(save, force=True)
     key = key_added or method
+    check_key(adata, key)
+    corrector, corrected = _fit(adata, method, **keywords)
     parameters = {name: value for name, value in keywords.items() if name not in corrector.roles}
     write(adata, corrected, corrector, key, corrector.notes, {"random_state": 0, **parameters})
     for account in corrector.account.values():
         if "components" in account:
             write_components(adata, account, key, of_x=keywords.get("use_rep") in (None, "X"))
+    if save is not None:
+        corrector.save(save, force=True)
 
 
 def confounding(
@@ -152,8 +161,13 @@ def recommend(
     InputError
         Unknown method, wells that are not finite, or a column that is not there.
     """
+    if isinstance(methods, str) or not len(methods):
+        raise InputError(f"methods is {methods!r}: name several, as in methods=('ica', 'center+sphere')")
+    if {"ridge", "tune"} & set(options):
+        raise InputError("recommend tries ridges of its own: leave out ridge and tune")
     for method in methods:
         parse(method)
+    parse("+".join(methods), options)
     x, _ = representation(adata, use_rep)
     keys: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "controls": controls}
     wells = roles_of(adata.obs, anchors=anchors, strata_key=strata_key, **keys)
@@ -176,6 +190,9 @@ def _fit(
 ) -> tuple[Corrector, np.ndarray]:
     """Fit the chain; give the corrected rows too."""
     steps = parse(method, options)
+    ridge = options.get("ridge", 0.0)
+    if not (isinstance(ridge, int | float | np.number) and 0 <= ridge <= MOST_RIDGE):
+        raise InputError(f"ridge={ridge!r} is not allowed: use 0 to {MOST_RIDGE:g}, a multiple of the mean variance")
     roles: dict[str, Any] = {
         "batch_key": batch_key,
         "label_key": label_key,

@@ -48,11 +48,11 @@ class Corrector:
     """
 
     method: str
-    features: list[str]
+    features: list[str] = dataclasses.field(repr=False)
     roles: dict[str, Any]
     anchors: list[str]
-    transform_: Chain
-    account: dict[str, Account] = dataclasses.field(default_factory=dict)
+    transform_: Chain = dataclasses.field(repr=False)
+    account: dict[str, Account] = dataclasses.field(default_factory=dict, repr=False)
     notes: list[str] = dataclasses.field(default_factory=list)
     batches: list[str] = dataclasses.field(default_factory=list)
     strata: list[str] = dataclasses.field(default_factory=list)
@@ -91,13 +91,21 @@ class Corrector:
         ]
         new = sorted(set(wells.batch.astype(str)) - set(self.batches))
         found = []
+        read = bool(own)
+        if PER_BATCH[Regress] in own:
+            own.remove(PER_BATCH[Regress])
+            if new:
+                found.append(
+                    f"applied later: {PER_BATCH[Regress]} takes the offsets of new batches from their wells of perturbations "
+                    "that the fit knew; those of its own batches are as they were fitted"
+                )
         if own:
             found.append(
                 f"applied later: {' and '.join(own)} takes its offsets from the controls or anchors of the plates and batches "
                 "at hand, everything else is as it was fitted"
             )
         if new and self.batches:
-            rest = "" if own else ", nothing is estimated from them"
+            rest = "" if read else ", nothing is estimated from them"
             found.append(f"applied later: {len(new)} batches were not in the fit ({first_few(new)}){rest}")
         unseen = sorted(set(wells.strata.astype(str)) - set(self.strata))
         if unseen and self.strata:
@@ -169,13 +177,22 @@ def representation(adata: ad.AnnData, use_rep: str | None = None) -> tuple[np.nd
         x, features = adata.X, [str(name) for name in adata.var_names]
     elif use_rep in adata.obsm:
         x = adata.obsm[use_rep]
-        features = [f"{use_rep}_{i}" for i in range(x.shape[1])]
+        if len(x.shape) != 2:
+            raise InputError(f"obsm[{use_rep!r}] has the shape {x.shape}: wells x features are needed")
+        features = [f"{use_rep}_{name}" for name in getattr(x, "columns", range(x.shape[1]))]
+        if isinstance(x, pd.DataFrame):
+            odd = [str(name) for name in x if not pd.api.types.is_numeric_dtype(x[name])]
+            if odd:
+                raise InputError(f"obsm[{use_rep!r}] has columns that are not numbers: {first_few(odd)}")
+            x = x.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
         raise InputError(f"use_rep={use_rep!r} is not in obsm: it has {', '.join(adata.obsm) or 'nothing'}")
     if x is None:
         raise InputError(
             f"there is no X to correct: name a representation, of {', '.join(adata.obsm) or 'which there is none'}"
         )
+    if np.iscomplexobj(x):
+        raise InputError("the values are complex numbers: a correction takes real ones")
     x = np.asarray(x.todense() if hasattr(x, "todense") else x, dtype=np.float64)
     broken = ~np.isfinite(x)
     wells, columns = np.flatnonzero(broken.any(axis=1)), np.flatnonzero(broken.any(axis=0))
@@ -198,9 +215,11 @@ def write(
     notes: Sequence[str],
     parameters: Mapping[str, Any],
 ) -> None:
-    """Write corrected rows and the record of their correction."""
-    if "/" in key:
-        raise InputError(f"key {key!r} holds a '/', which AnnData files cannot: choose another key_added")
+    """Write corrected rows and the record of their correction; what an earlier one left under the key goes."""
+    check_key(adata, key)
+    for place, left in ((adata.obsm, f"{key}_sources"), (adata.varm, f"{key}_mixing")):
+        if left in place:
+            del place[left]
     adata.obsm[f"X_{key}"] = corrected.astype(np.float32)
     used = {name: value for name, value in {**corrector.roles, **parameters}.items() if value is not None}
     steps = {
@@ -213,6 +232,15 @@ def write(
         record["trials"] = _named(corrector.trials)
     adata.uns.setdefault(UNS, {})[key] = record
     add_step(adata, step("correct", {"method": corrector.method, "key_added": key, **used}, notes=list(notes)))
+
+
+def check_key(adata: ad.AnnData, key: str) -> None:
+    """Raise an InputError where a correction cannot be written under a key."""
+    if "/" in key:
+        raise InputError(f"key {key!r} holds a '/', which AnnData files cannot: choose another key_added")
+    record = adata.uns.get(UNS, {}).get(key)
+    if key == "provenance" or (record is not None and not (isinstance(record, Mapping) and "method" in record)):
+        raise InputError(f"key {key!r} is taken: uns['cellica'] keeps something else there; choose another key_added")
 
 
 def write_components(adata: ad.AnnData, account: Account, key: str, *, of_x: bool) -> None:

@@ -14,8 +14,11 @@ def ruv(x: np.ndarray, roles: Roles, *, n_factors: int | None = None) -> tuple[T
     out. Without ``n_factors``: one less than there are batches, at most 10 and half the features. Needs 2 anchors of one
     perturbation for each factor, and 2 batches; an anchor that is alone in its stratum adds nothing.
     """
+    if n_factors is not None and not (isinstance(n_factors, int) and n_factors >= 1):
+        raise InputError(f"n_factors={n_factors!r} is not allowed: use a whole number of 1 or more, or leave it out")
     roles.require(roles.anchor, "anchor", "ruv")
     roles.require_batches("ruv")
+    roles.require_shared_anchors("ruv")
     residuals = within(x[roles.anchor], roles.cells[roles.anchor])
     _, spread, directions = np.linalg.svd(residuals, full_matrices=False)
     rank = int(np.sum(spread > 1e-9 * max(spread[0], 1.0)))
@@ -46,6 +49,7 @@ def leace(x: np.ndarray, roles: Roles, *, on: str = "anchors") -> tuple[Transfor
         require_separable(roles, "leace")
     else:
         roles.require(roles.anchor, "anchor", "leace")
+        roles.require_shared_anchors("leace")
     rows = roles.anchor if on == "anchors" else np.ones(len(x), dtype=bool)
     cells = roles.cells[rows] if on == "anchors" else roles.strata[rows]
     batches, code = np.unique(roles.batch[rows].astype(str), return_inverse=True)
@@ -53,6 +57,11 @@ def leace(x: np.ndarray, roles: Roles, *, on: str = "anchors") -> tuple[Transfor
         unheard = sorted(set(roles.batch.astype(str)) - set(batches))
         roles.notes.append(f"leace: {first_few(unheard)} hold no anchors, so nothing of them is erased")
     residuals = within(x[rows], cells)
+    if len(residuals) <= x.shape[1]:
+        roles.notes.append(
+            f"leace: {len(residuals)} wells for {x.shape[1]} features: the covariance that it inverts is not known, and what it "
+            "erases may be biology; use fewer features or more anchors"
+        )
     concept = within(np.eye(len(batches))[code], cells)
     values, vectors = np.linalg.eigh(residuals.T @ residuals / len(residuals))
     spread = values > 1e-10 * max(float(values[-1]), 1e-300)
@@ -60,6 +69,8 @@ def leace(x: np.ndarray, roles: Roles, *, on: str = "anchors") -> tuple[Transfor
     whiten, unwhiten = (vectors[:, spread] / half).T, vectors[:, spread] * half
     u, s, _ = np.linalg.svd(whiten @ (residuals.T @ concept / len(residuals)), full_matrices=False)
     u = u[:, s > 1e-8]
+    if residuals.std() < 1e-12:
+        raise InputError(f"leace needs wells that vary, and these {len(residuals)} do not")
     if u.shape[1] >= spread.sum():
         raise InputError(
             f"leace would erase all {int(spread.sum())} directions of {len(residuals)} wells: there are {len(batches)} batches; use a "

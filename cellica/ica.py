@@ -63,7 +63,7 @@ class ICA(TransformerMixin, BaseEstimator):
     max_iter, tol
         Iterations at most, and the change of direction (1 - |cosine|) below which a component has stopped.
     random_state
-        Seed of the first rotation, and of the sample of rows where one is taken.
+        Seed of the first rotation, and of the sample of rows where one is taken. The order of rows acts as a seed does.
     device
         ``"cpu"``, ``"cuda"``, ...: where the iterations run.
     callback
@@ -113,8 +113,10 @@ class ICA(TransformerMixin, BaseEstimator):
             raise ValueError(f"solver={self.solver!r} is not known: use one of {', '.join(map(repr, SOLVERS))}")
         if self.fun not in CONTRASTS:
             raise ValueError(f"fun={self.fun!r} is not known: use one of {', '.join(map(repr, CONTRASTS))}")
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter={self.max_iter!r} is not allowed: use 1 or more")
+        if not isinstance(self.max_iter, int | np.integer) or self.max_iter < 1:
+            raise ValueError(f"max_iter={self.max_iter!r} is not allowed: use a whole number of 1 or more")
+        if not 0 <= self.tol < 1:
+            raise ValueError(f"tol={self.tol!r} is not allowed: use 0 or more, below 1")
         require_n_components(self.n_components)
         from cellica import fastica
 

@@ -42,7 +42,9 @@ def combat(x: np.ndarray, roles: Roles) -> tuple[Transform, Account]:
     means = Means.of(x, roles.strata).at(roles.strata)
     batches = ad.AnnData(x - means, obs={"batch": roles.batch.astype(str)})
     batches.obs["batch"] = batches.obs["batch"].astype("category")
-    return Joint("combat", x, sc.pp.combat(batches, key="batch", inplace=False) + means), {}
+    with np.errstate(divide="ignore", invalid="ignore"):  # of its test of convergence, where an effect is 0
+        corrected = sc.pp.combat(batches, key="batch", inplace=False)
+    return Joint("combat", x, corrected + means), {}
 
 
 def harmony(x: np.ndarray, roles: Roles, *, n_components: int = 50, random_state: int = 0) -> tuple[Transform, Account]:

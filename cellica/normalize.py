@@ -52,6 +52,8 @@ def _note_odd_plates(x: np.ndarray, roles: Roles) -> None:
         if len(names) < 3 or counts.min() < 4:
             continue
         spread = np.array([np.median(x[rows][index == i].std(axis=0)) for i in range(len(names))])
+        if spread.max() < NO_SPREAD:
+            continue
         ratio = spread / max(float(np.median(spread)), NO_SPREAD)
         odd = (ratio > ODD_PLATE) | (ratio < 1 / ODD_PLATE)
         found += [f"{name} ({times:.2g} times)" for name, times in zip(names[odd], ratio[odd])]
@@ -105,6 +107,7 @@ def wccn(x: np.ndarray, roles: Roles, *, ridge: float = 0.01, rank: int | None =
     """
     roles.require(roles.anchor, "anchor", "wccn")
     roles.require_batches("wccn")
+    roles.require_shared_anchors("wccn")
     anchors = x[roles.anchor]
     return _whiten(anchors, within(anchors, roles.cells[roles.anchor]), roles, "wccn", ridge, rank)
 
@@ -159,6 +162,7 @@ def ica_shrink(
     """
     roles.require(roles.anchor, "anchor", "ica_shrink")
     roles.require_batches("ica_shrink")
+    roles.require_shared_anchors("ica_shrink")
     residuals = within(x, roles.strata)
     k = choose_n_components(residuals, n_components, int(len(x) ** 0.5), roles)
     basis = ica_basis(residuals, k, random_state)
@@ -221,6 +225,8 @@ def tvn(x: np.ndarray, roles: Roles, *, coral: bool = True, ridge: float = 0.5) 
     batch x (cov(controls of the batch) + ridge * I)^(-1/2). Needs 2 controls in all, with coral 2 in each batch: a batch
     with one is refused by name. With fewer controls than features the rank is cut, and said.
     """
+    if not isinstance(coral, bool):
+        raise InputError(f"coral={coral!r} is not allowed: use True or False")
     roles.require(roles.control, "negative control", "tvn")
     controls = x[roles.control]
     residuals = within(controls, roles.strata[roles.control])

@@ -62,8 +62,10 @@ def iterations(description: str) -> Callable[[int, int], None]:
     began = last = time.monotonic()
 
     def tell(iteration: int, settled: int) -> None:
-        nonlocal last
+        nonlocal began, last
         now = time.monotonic()
+        if iteration == 1:
+            began = last = now
         if now - last >= EVERY:
             last = now
             say(f"{description}: iteration {iteration}, {settled} settled, {now - began:.0f} s")

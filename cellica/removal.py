@@ -256,6 +256,8 @@ def _note_removal(
     kept = (label == "mixed") & (action == "kept")
     if kept.any():
         text += f", {kept.sum()} kept as mixed by the biology guard"
+    if rule.mixed != "keep" and not (label == "mixed").any():
+        text += f"; no component is mixed, so mixed={rule.mixed!r} did nothing"
     if (action == "regressed").any():
         text += f", {np.sum(action == 'regressed')} mixed freed of what batch explains beyond perturbation"
     capped = (action == "kept") & (label == "batch") if match == "threshold" else np.zeros(k, dtype=bool)

@@ -251,7 +251,11 @@ def _dropped(
             rows.append((stage, WORDS.get(key, key.replace("_", " ")), _number(count), _first_few(few, 5)))
         for i, table in enumerate(account.get("join_table", ())):
             counts = {key.removeprefix("join_").replace("_", " "): account[key][i] for key in joined}
-            which = ", ".join(f"{value:,} {name}" for name, value in counts.items() if name != "table")
+            which = ", ".join(
+                f"{name}: {value}" if isinstance(value, str) else f"{value:,} {name}"
+                for name, value in counts.items()
+                if name != "table" and value != ""
+            )
             rows.append((stage, f"joined {table}", "", which))
     return rows
 

@@ -482,6 +482,9 @@ def evaluate(
             tables.append(nearest_neighbor(data, use_rep=rep, **of_class))
         if truth is not None:
             tables.append(relationship_recall(data, truth, label_key=label_key, controls=controls, use_rep=rep))
+        circular = _circular(data.obs, _method(data, rep), anchors=anchors, **roles)
+        for table in tables if circular else ():
+            table["note"] = [_joined([note, circular]) for note in table["note"]]
         return tables
 
     keys = ["X", *(key for key in adata.obsm if key.startswith("X_"))] if reps is None else list(reps)
@@ -561,8 +564,7 @@ def compare(
             continue
         table = evaluate(work, [f"X_{name}"], baselines=False, **roles, **scoring)
         said = [
-            _circular(work.obs, name, **{key: roles[key] for key in ("batch_key", "label_key", "controls", "anchors")}),
-            *work.uns["cellica"][name]["notes"],
+            *(note for note in work.uns["cellica"][name]["notes"] if not note.startswith("confounding:")),
             "" if name == "none" else "fitted on the scored wells (transductive)",
         ]
         table["note"] = [_joined([note, *said]) for note in table["note"]]
@@ -582,7 +584,10 @@ def _circular(
     """A warning where a method was fitted on the labels of the perturbations that are scored."""
     from cellica import correct
 
-    if not ON_ANCHORS & set(correct.parse(method)):
+    try:
+        if not ON_ANCHORS & set(correct.parse(method)):
+            return ""
+    except InputError:  # a representation that no correction wrote
         return ""
     label, treated = labels(obs, label_key), treated_mask(obs, controls, label_key)
     fitted = treated & anchor_mask(obs, anchors, batch_key=batch_key, label_key=label_key, controls=controls)

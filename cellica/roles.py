@@ -11,6 +11,8 @@ import pandas as pd
 from cellica.components import cross
 from cellica.metrics import group_means
 from cellica.schema import (
+    CONTROL,
+    CONTROL_VALUES,
     EXPERIMENT,
     PERTURBATION,
     PLATE,
@@ -45,6 +47,7 @@ class Roles:
     well: np.ndarray | None = None
     names: np.ndarray | None = None
     covariates: dict[str, np.ndarray] = field(default_factory=dict)
+    odd_controls: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -90,9 +93,22 @@ class Roles:
     def require(self, mask: np.ndarray, what: str, method: str, least: int = 2) -> None:
         """Raise an InputError where fewer than ``least`` wells have a role."""
         if mask.sum() < least:
+            by = (
+                "controls= (--control)" if what == "negative control" else "controls= or anchors= (--control, --anchor)"
+            )
             raise InputError(
                 f"{method} needs at least {least} {what}s and found {int(mask.sum())} in {len(mask)} wells: mark negative "
-                "controls in obs['control'], or name perturbations by controls= or anchors= (--control, --anchor)"
+                f"controls by 'negative' in obs['control']{self.odd_controls}, or name perturbations by {by}"
+            )
+
+    def require_shared_anchors(self, method: str) -> None:
+        """Raise an InputError where no anchor lies in two batches of its stratum: nothing tells batch from anything else."""
+        pairs = {(cell, str(batch)) for cell, batch in zip(self.cells[self.anchor], self.batch[self.anchor])}
+        if len({cell for cell, _ in pairs}) == len(pairs):
+            raise InputError(
+                f"{method} reads the batch effect from anchors that lie in several batches, and none of these {int(self.anchor.sum())} "
+                "does, within its stratum: name such perturbations (anchors=, --anchor), or use another batch or strata key, or "
+                "'sphere'"
             )
 
     def require_batches(self, method: str) -> None:
@@ -135,7 +151,10 @@ def roles_of(
         )
     plate = batch
     if PLATE in obs and batch_key != PLATE:
-        plate = np.array([f"{b}_{p}" for b, p in zip(batch, labels(obs, PLATE))], dtype=object)
+        pairs = list(zip(batch, labels(obs, PLATE)))
+        plate = np.array([f"{b}_{p}" for b, p in pairs], dtype=object)
+        if len(set(plate)) < len(set(pairs)):  # as 1_2 of A and 2 of A_1
+            plate = np.array([f"{b} / {p}" for b, p in pairs], dtype=object)
     roles = Roles(
         batch=batch,
         plate=plate,
@@ -146,6 +165,7 @@ def roles_of(
         batch_key=batch_key,
         well=np.array([_position(name) for name in labels(obs, WELL)], dtype=object) if WELL in obs else None,
         names=obs.index.to_numpy(dtype=object),
+        odd_controls=_odd_controls(obs),
     )
     unnamed = ~roles.labelled & ~roles.control
     if unnamed.any():
@@ -159,6 +179,14 @@ def roles_of(
     except InputError as error:
         roles.notes.append(f"components are not compared with cell count and intensity: {error}")
     return roles
+
+
+def _odd_controls(obs: pd.DataFrame) -> str:
+    """What the column of controls holds that is no word of its vocabulary, in parentheses; "" without."""
+    if CONTROL not in obs:
+        return ""
+    odd = sorted({str(value) for value in labels(obs, CONTROL) if value is not None} - set(CONTROL_VALUES))
+    return f" (it holds {first_few(odd, 3)})" if odd else ""
 
 
 def _position(name: object) -> str | None:

@@ -19,6 +19,8 @@ from cellica.schema import InputError, first_few
 RIDGES = (0.001, 0.01, 0.1, 1.0)
 MAX_BATCHES, MAX_QUERIES = 6, 1000  # batches left out in turn, and queries in each
 N_BOOTSTRAPS = 2000
+FEWEST = 8  # perturbations below which no interval is believed
+OWN = -1.0  # stands for each method's own default, where a chain's methods have different ones
 PLAIN = ("center+sphere", "sphere", "wccn")
 
 
@@ -102,7 +104,8 @@ def _corrected(
         return [(float("nan"), x_all)]
     corrected = []
     for ridge in ridges:
-        after, _, _ = fit_chain(x_train, seen, chain[first:], {**options, "ridge": ridge})
+        given = dict(options) if ridge == OWN else {**options, "ridge": ridge}
+        after, _, _ = fit_chain(x_train, seen, chain[first:], given)
         corrected.append((ridge, after.apply(x_all, whole)))
     return corrected
 
@@ -133,11 +136,11 @@ def _moves(roles: Roles, well: np.ndarray) -> bool:
     return bool(len(counts) and (counts["nunique"] > 1).mean() > 0.5)
 
 
-def paired_interval(difference: np.ndarray, random_state: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of paired differences (n,), one an independent unit such as a perturbation."""
+def paired_interval(difference: np.ndarray, random_state: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Bootstrap interval of the mean of paired differences (n,), one an independent unit such as a perturbation."""
     rng = np.random.default_rng(random_state)
     means = [difference[rng.integers(0, len(difference), len(difference))].mean() for _ in range(N_BOOTSTRAPS)]
-    low, high = np.percentile(means, [2.5, 97.5])
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
@@ -156,6 +159,9 @@ class Choice:
 def choose_ridge(x: np.ndarray, roles: Roles, method: str, options: Mapping[str, Any], random_state: int) -> Choice:
     """Ridge of a chain by `leave_one_batch_out`; the default where no other one is better beyond its paired interval.
 
+    The interval is wider than one of 95 %, as the best of several ridges is looked at (Bonferroni), and with fewer than 8
+    perturbations the default is kept.
+
     Raises
     ------
     InputError
@@ -172,17 +178,18 @@ def choose_ridge(x: np.ndarray, roles: Roles, method: str, options: Mapping[str,
             if not defaults
             else "tune chooses the ridge: leave ridge out"
         )
-    default = defaults[-1]
+    default = defaults[-1] if len(set(defaults)) == 1 else OWN
     ridges = sorted({*RIDGES, default})
     try:
         trials = leave_one_batch_out(x, roles, method, ridges, {**options, "check_stability": False}, random_state)
     except InputError as error:
-        return Choice(None, f"tune: the default ridge of {default:g} is kept: {error}", pd.DataFrame())
+        return Choice(None, f"tune: {_default(default)} is kept: {error}", pd.DataFrame())
     table = per_ridge(trials)
     values = trials.pivot_table("value", "perturbation", "ridge")
     best = _best(trials)
-    low, high = paired_interval((values[best] - values[default]).to_numpy(), random_state)
-    chosen = best if low > 0 else default
+    level = 1 - 0.05 / (len(ridges) - 1)
+    low, high = paired_interval((values[best] - values[default]).to_numpy(), random_state, level)
+    chosen = best if low > 0 and len(values) >= FEWEST else default
     table["low"], table["high"] = (
         np.where(table["ridge"] == best, low, np.nan),
         np.where(table["ridge"] == best, high, np.nan),
@@ -190,16 +197,21 @@ def choose_ridge(x: np.ndarray, roles: Roles, method: str, options: Mapping[str,
     table["chosen"] = table["ridge"] == chosen
     gain = f"{values[best].mean():.3f} against {values[default].mean():.3f}, difference {low:+.3f} to {high:+.3f}"
     extent = f"{len(values)} perturbations, {trials['batch'].nunique()} batches left out in turn"
-    text = (
-        f"tune: ridge {chosen:g} chosen ({gain}; {extent})"
-        if chosen != default
-        else (
-            f"tune: the default ridge of {default:g} is kept; {best:g} is no better beyond its interval ({gain}; {extent})"
-            if best != default
-            else f"tune: the default ridge of {default:g} is the best of {len(table)} ({extent})"
-        )
-    )
+    kept = _default(default)
+    if chosen != default:
+        text = f"tune: ridge {chosen:g} chosen in place of {kept} ({gain}; {extent})"
+    elif best == default:
+        text = f"tune: {kept} is the best of {len(table)} ({extent})"
+    elif len(values) < FEWEST:
+        text = f"tune: {kept} is kept; {len(values)} perturbations are too few to choose by, {FEWEST} are needed"
+    else:
+        text = f"tune: {kept} is kept; {best:g} is no better beyond its interval ({gain}; {extent})"
+    table["ridge"] = table["ridge"].where(table["ridge"] != OWN)
     return Choice(None if chosen == default else chosen, text, table)
+
+
+def _default(ridge: float) -> str:
+    return "each method's own default ridge" if ridge == OWN else f"the default ridge of {ridge:g}"
 
 
 def per_ridge(trials: pd.DataFrame) -> pd.DataFrame:
@@ -266,7 +278,8 @@ def recommend(
             entry = {"value": scores[method].mean(), "n_perturbations": len(both)}
             entry |= {"difference": float(np.mean(both[:, 0] - both[:, 1])), "low": low, "high": high}
             table.loc[i, list(entry)] = list(entry.values())
-    established = table[(table["low"] > 0) & ~table["method"].isin(plain)]
+    enough = table["n_perturbations"] >= FEWEST
+    established = table[(table["low"] > 0) & enough & ~table["method"].isin(plain)]
     chosen = max(established["method"], key=lambda method: scores[method].mean(), default=best)
     return Recommendation(chosen, ridges[chosen], table, tuple(_reasons(table, best, chosen, plain)))
 
@@ -275,11 +288,14 @@ def _reasons(table: pd.DataFrame, best: str, chosen: str, plain: Sequence[str]) 
     values = ", ".join(f"{m} {v:.3f}" for m, v in zip(table["method"], table["value"]) if np.isfinite(v))
     found = [f"mean average precision of replicates in batches left out: {values}"]
     for row in table[~table["method"].isin(plain) & np.isfinite(table["value"])].itertuples():
-        verdict = "is established" if row.low > 0 else "is not established"
+        few = "" if row.n_perturbations >= FEWEST else f", {FEWEST} are needed"
+        verdict = "is established" if row.low > 0 and not few else "is not established"
         found.append(
             f"{row.method}'s advantage over {best} {verdict}: {row.difference:+.3f}, 95 % interval {row.low:+.3f} to {row.high:+.3f} "
-            f"over {int(row.n_perturbations)} perturbations"
+            f"over {int(row.n_perturbations)} perturbations{few}"
         )
+    if ON_LABELS & {step for method in table["method"] for step in parse(method)}:
+        found.append("labels of the perturbations that are scored were hidden from fits on anchors")
     untried = table[table["note"] != ""]
     if len(untried):
         found.append(f"not tried: {first_few([f'{m} ({n})' for m, n in zip(untried['method'], untried['note'])])}")

@@ -79,8 +79,8 @@ class Whitening(TransformerMixin, BaseEstimator):
         """Fit on X (n_samples, n_features); covariance and eigenvalues are taken in float64."""
         if self.method not in ("pca", "zca"):
             raise ValueError(f"method={self.method!r} is not known: use 'pca' or 'zca'")
-        if self.ridge < 0:
-            raise ValueError(f"ridge={self.ridge!r} is negative: use 0 or more")
+        if not (isinstance(self.ridge, int | float | np.number) and 0 <= self.ridge < np.inf):
+            raise ValueError(f"ridge={self.ridge!r} is not allowed: use a finite number of 0 or more")
         require_n_components(self.n_components)
         X = validated(self, X)
         self.mean_, eigenvalues, directions = principal_directions(X)
@@ -117,7 +117,7 @@ def require_n_components(n_components: int | str | None) -> None:
     """Refuse a number of components that is neither a count, nor ``"auto"``, nor None."""
     if n_components is None or n_components == "auto":
         return
-    if isinstance(n_components, str) or n_components < 1:
+    if not isinstance(n_components, int | np.integer) or n_components < 1:
         raise ValueError(f"n_components={n_components!r} is not allowed: use 1 or more, 'auto', or None for all")
 
 

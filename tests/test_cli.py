@@ -319,6 +319,15 @@ DOORS = {
         "--apply keeps these as they were in its fit: leave out --batch-key, --ridge, --tune, --random-state",
     ),
     "nothing to tune": ("correct {wells} --out {out} --method none --tune", "nothing to tune: none has no ridge"),
+    "a correction over its input": (
+        "correct {wells} --out {out} --method sphere --save {wells} --force",
+        "is also an input",
+    ),
+    "a correction under the name of the output": (
+        "correct {wells} --out {out} --method sphere --save {out}",
+        "is also an input",
+    ),
+    "no correction to apply": ("correct {wells} --out {out} --apply {faulty}/nowhere.st", "does not exist"),
     "unknown mixed": ("correct {wells} --out {out} --method ica --mixed drop", "mixed='drop' is not known"),
     "NaN rows": ("correct {faulty}/nan.h5ad --out {out} --method ica", "1 of 30 wells hold values that are not finite"),
     "one batch": ("correct {faulty}/one_batch.h5ad --out {out} --method ica", "holds one, 'HUVEC-01'"),

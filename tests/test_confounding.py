@@ -71,6 +71,18 @@ def test_fixed_positions_are_named():
     assert "score replicates in other positions" in correct.confounding(some).sentences[0]
 
 
+def test_one_layout_on_all_plates_is_said_where_perturbations_have_several_positions():
+    adata = wells([(f"b{b}", f"A{i + 1}", "c" if i < 4 else f"p{(i - 4) // 2}") for b in range(3) for i in range(12)])
+    found = correct.confounding(adata)
+    assert found.verdict == "warn"
+    assert any("8 of 8 well positions hold one perturbation on all plates" in one for one in found.sentences)
+
+
+def test_one_batch_is_not_said_to_be_several():
+    adata = crossed()
+    assert correct.confounding(adata[adata.obs["experiment"] == "b0"].copy()).sentences == ()
+
+
 def test_perturbations_of_one_batch_are_named_and_joined_by_controls():
     found = correct.confounding(nested())
     assert found.verdict == "warn"

@@ -395,3 +395,89 @@ def test_damaged_corrections_are_named(tmp_path):
         save_file(arrays, tmp_path / "bad.safetensors", metadata={"cellica": json.dumps(changed)})
         with pytest.raises(InputError, match=r"damaged correction|not known"):
             correct.load(tmp_path / "bad.safetensors")
+
+
+# ------------------------------------------------------------------------------------------------- what users ran into
+
+
+def test_columns_of_a_frame_in_obsm_keep_their_names():
+    adata = screen()
+    adata.obsm["D"] = pd.DataFrame(np.asarray(adata.X), adata.obs_names, [f"f{i}" for i in range(adata.n_vars)])
+    fitted = correct.fit(adata, "sphere", use_rep="D")
+    adata.obsm["D"] = adata.obsm["D"].iloc[:, ::-1]
+    with pytest.raises(InputError, match="in another order"):
+        fitted.transform(adata, use_rep="D")
+    adata.obsm["D"] = adata.obsm["D"].assign(f0="text")
+    with pytest.raises(InputError, match="columns that are not numbers: 'f0'"):
+        correct.run(adata, "none", use_rep="D")
+    adata.obsm["D"] = np.zeros((len(adata), 2, 2))
+    with pytest.raises(InputError, match="wells x features are needed"):
+        correct.run(adata, "none", use_rep="D")
+
+
+def test_plates_are_apart_whatever_their_names():
+    adata = screen(n_batches=2)
+    other = adata.copy()
+    first, plate = adata.obs["experiment"] == "exp-0", adata.obs["plate"]
+    other.obs["experiment"] = np.where(first, "A", "A_1")
+    other.obs["plate"] = np.where(first, np.where(plate == "1", "1_2", "3"), np.where(plate == "1", "2", "4"))
+    for one in (adata, other):
+        correct.run(one, "center")
+    np.testing.assert_array_equal(adata.obsm["X_center"], other.obsm["X_center"])
+
+
+def test_what_an_earlier_correction_left_under_a_key_goes():
+    adata = screen()
+    correct.run(adata, "pca_drop", key_added="k")
+    assert "k_sources" in adata.obsm
+    correct.run(adata, "sphere", key_added="k")
+    assert "k_sources" not in adata.obsm
+    assert "k_mixing" not in adata.varm
+
+
+@pytest.mark.parametrize("key", ["provenance", "simulation", "a/b"])
+def test_keys_that_are_taken_are_refused_before_anything_is_written(key, tmp_path):
+    adata = screen()
+    adata.uns["cellica"] = {"simulation": {"seed": 1}}
+    with pytest.raises(InputError, match="choose another key_added"):
+        correct.run(adata, "sphere", key_added=key, save=tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    assert list(adata.obsm) == ["factors"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("sphere", {"ridge": np.inf}),
+        ("sphere", {"ridge": 1e300}),
+        ("ica_shrink", {"ridge": -0.5}),
+        ("ruv", {"n_factors": -2}),
+        ("ruv", {"n_factors": 0}),
+        ("tvn", {"coral": "no"}),
+        ("pca_drop", {"n_components": 2.5}),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(method, options):
+    with pytest.raises(InputError, match="is not allowed"):
+        correct.fit(screen(), method, **options)
+
+
+@pytest.mark.parametrize("method", ["wccn", "ruv", "leace", "ica_shrink"])
+def test_anchors_of_one_batch_each_say_nothing_of_batches(method):
+    adata = screen()
+    adata.obs["stratum"] = adata.obs["experiment"]
+    with pytest.raises(InputError, match="anchors that lie in several batches"):
+        correct.run(adata, method, strata_key="stratum")
+    said = correct.confounding(adata, strata_key="stratum").sentences
+    assert any("each stratum holds one batch" in sentence for sentence in said)
+
+
+def test_a_column_of_controls_in_other_words_is_shown():
+    adata = screen()
+    adata.obs["control"] = np.where(adata.obs["control"] == "negative", "Negative", "")
+    with pytest.raises(InputError, match=r"found 0 .* \(it holds 'Negative'\)"):
+        correct.run(adata, "sphere")
+
+
+def test_a_fitted_correction_is_shown_in_a_line():
+    assert len(repr(correct.fit(screen(), "center+sphere"))) < 1500

@@ -126,6 +126,7 @@ def corrected() -> ad.AnnData:
         "examples_without_metadata": np.array(["lost_1", "lost_2"], dtype=object),
         "join_table": np.array(["moa.csv"], dtype=object),
         "join_matched": np.array([70]),
+        "join_columns_left_out": np.array(["ImageNumber"], dtype=object),
         "join_unmatched_rows": np.array([2]),
         "join_unmatched_in_table": np.array([5]),
     }
@@ -247,7 +248,10 @@ def test_what_was_dropped_is_counted_and_named(page):
     assert rows["ingest, plates shown", "images set aside: file absent"] == ["1", "E_1_A2_1 ER"]
     assert rows["import", "rows read"] == ["12,345", ""]
     assert rows["import", "embeddings left out: no metadata"] == ["2", "lost_1, lost_2"]
-    assert rows["import", "joined moa.csv"][1] == "70 matched, 5 unmatched in table, 2 unmatched rows"
+    assert (
+        rows["import", "joined moa.csv"][1]
+        == "columns left out: ImageNumber, 70 matched, 5 unmatched in table, 2 unmatched rows"
+    )
     assert rows["profile", "sites left out: embedding not finite"] == [
         "8",
         "site_0, site_1, site_2, site_3, site_4 and 3 more",

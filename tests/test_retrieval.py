@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score
 
-from cellica import metrics, retrieval
+from cellica import correct, metrics, retrieval
 from cellica.schema import SCORE_COLUMNS, InputError, MissingFileError
 
 N_BATCHES, N_LABELS = 3, 12
@@ -521,6 +521,9 @@ def test_a_method_fitted_on_the_labels_that_are_scored_is_said_to_be_circular():
     treated = adata.obs["perturbation"][adata.obs["control"] == ""].nunique()
     assert f"{treated} of {treated} scored perturbations are anchors" in said[0]
     controls = adata.obs.loc[adata.obs["control"] == "negative", "perturbation"].unique()
+    correct.run(adata, "wccn")
+    alone = retrieval.evaluate(adata, ["X_wccn"], baselines=False)
+    assert any("circular" in text for text in retrieval.cautions(alone))
     honest = retrieval.compare(adata, ["wccn"], anchors=list(controls), baselines=False)
     assert not any("circular" in text for text in retrieval.cautions(honest))
 

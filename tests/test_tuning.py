@@ -169,3 +169,37 @@ def test_two_batches_leave_one_to_fit_on_and_methods_that_compare_batches_are_le
     found = correct.recommend(screen(n_batches=2), ("ica", "sphere"))
     assert found.method == "sphere"
     assert "compares batches" in found.table.set_index("method").loc["ica", "note"]
+
+
+def test_too_few_perturbations_decide_nothing():
+    for seed in range(6):
+        adata = screen(n_perturbations=3, seed=seed)
+        adata.X = np.random.default_rng(seed).normal(size=adata.shape).astype(np.float32)
+        notes = correct.fit(adata, "sphere", tune=True).notes
+        assert any("the default ridge of 0.01 is" in note for note in notes)
+        found = correct.recommend(adata, ("ica_shrink", "sphere"), n_components=4)
+        assert found.method == "sphere"
+
+
+def test_a_chain_of_different_defaults_is_compared_with_these():
+    fitted = correct.fit(screen(), "tvn+sphere", tune=True)
+    trials = fitted.trials
+    assert trials["ridge"].isna().sum() == 1
+    assert any("each method's own default ridge" in note for note in fitted.notes)
+    alone = tuning.leave_one_batch_out(*arrays(screen()), "tvn+sphere", [tuning.OWN], {}, 0)
+    own = trials.loc[trials["ridge"].isna(), "value"].iloc[0]
+    assert own == pytest.approx(tuning.per_ridge(alone)["value"].iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "told"),
+    [
+        (("sphere",), {"n_componentz": 3}, "no option 'n_componentz'"),
+        (("sphere",), {"ridge": 7}, "ridges of its own"),
+        ((), {}, "name several"),
+        ("sphere", {}, "name several"),
+    ],
+)
+def test_recommend_refuses_what_it_would_ignore(methods, options, told):
+    with pytest.raises(InputError, match=told):
+        correct.recommend(screen(), methods, **options)

@@ -4,7 +4,8 @@
 
 FOLDER holds dye_std4, varchamp_b14p2_raw, varchamp_b20_21 and cytosummarynet_stain (see README.md for their sources), one row a
 well: columns batch, experiment, plate, well, perturbation, class_label, control, then features. Anchors are the controls alone,
-so that no fit sees a label that is scored but for the biology guard; where there are no controls, all wells are the reference.
+so that no fit sees a label that is scored but for the biology guard; where there are no controls, methods that need them refuse,
+and all wells are named as controls in a second run.
 """
 
 import argparse
@@ -63,10 +64,13 @@ def scores(wells: ad.AnnData, batch_key: str, apart: tuple[str, ...], key: str) 
     return found.groupby(wells.obs["perturbation"].astype(str)[found.index]).mean()
 
 
-def compared(name: str, wells: ad.AnnData) -> list[dict[str, object]]:
+def compared(name: str, wells: ad.AnnData, *, all_wells: bool = False) -> list[dict[str, object]]:
+    """A row a method; ``all_wells``: every perturbation is named a control."""
     batch_key, apart = SETS[name]
     control = wells.obs["control"] == "negative"
-    reference = sorted(set(wells.obs["perturbation"][control if control.any() else slice(None)].dropna().astype(str)))
+    reference = sorted(set(wells.obs["perturbation"][control].dropna().astype(str))) or None
+    if all_wells:
+        name, reference = f"{name}, all wells as reference", sorted(set(wells.obs["perturbation"].astype(str)))
     rows: list[dict[str, object]] = []
     none = pd.Series(dtype=float)
     for method in METHODS:
@@ -97,11 +101,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "public_sets.csv")
     arguments = parser.parse_args()
     progress.show()
-    rows = [
-        row
-        for name in progress.track(list(SETS), "sets")
-        for row in compared(name, read(arguments.folder / f"{name}.parquet"))
-    ]
+    rows: list[dict[str, object]] = []
+    for name in progress.track(list(SETS), "sets"):
+        wells = read(arguments.folder / f"{name}.parquet")
+        rows += compared(name, wells)
+        if not (wells.obs["control"] == "negative").any():
+            rows += compared(name, wells, all_wells=True)
     table = pd.DataFrame(rows)
     artifacts.write_table(table.round(4), arguments.out, force=True)
     print(table.round(3).to_string(index=False))
