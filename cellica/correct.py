@@ -105,8 +105,8 @@ def run(
     ``plate_r2``, ``row_r2``, ``column_r2``, ``edge_r2``, ``cell_count_r2``, ``intensity_r2`` (`components.nuisances`; NaN where nothing
     can be said) and ``batch_q`` (`components.batch_q`), which do not; ``converged``: a clearly non-Gaussian direction that settled;
     ``stability`` and its kin (`stability.Stability`); ``label``: batch, mixed, biology or other (`components.classify`); ``removed``.
-    A component is removed where its label is batch, up to the cap on biology, whether it has converged or not: a rotation among
-    components that batch explains takes the same subspace.
+    A component is removed where its label is batch, up to the cap on biology, whether it has converged or not: look at its
+    stability, and at what other seeds remove, which the notes say.
     """
     key = key_added or method
     check_key(adata, key)

@@ -270,10 +270,13 @@ class _Reader:
 
     def digests(self, n_sites: int) -> np.ndarray:
         """SHA-256 of the pixels of each of the first fields, as they are now: uint8 (n, 32)."""
+
+        def digest(site: int) -> np.ndarray:
+            return _digests(next(self.plate.fields(1, start=site))[1])
+
         with ThreadPoolExecutor(self.threads) as pool:
-            fields = pool.map(lambda start: next(self.plate.fields(1, start=start))[1], range(n_sites))
-            found = progress.track(fields, f"check {self.plate.name}", total=n_sites)
-            return np.concatenate([_digests(field) for field in found])
+            found = progress.track(pool.map(digest, range(n_sites)), f"check {self.plate.name}", total=n_sites)
+            return np.concatenate(list(found))
 
     def _read(self, start: int, size: int) -> _Chunk:
         sites, fields = next(self.plate.fields(size, start=start))

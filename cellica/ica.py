@@ -54,7 +54,8 @@ class ICA(TransformerMixin, BaseEstimator):
     n_components
         Number of sources; None takes all directions with variance, ``"auto"`` those above the noise
         (``whitening.signal_rank``) but no more than sqrt(n_samples / 5): a rule of thumb, as with fewer rows for each
-        entry of the unmixing matrix ICA finds sources that are not there (Sarela and Vigario, 2003, on the effect). Lowered to the rank of the data where needed, with a warning.
+        entry of the unmixing matrix ICA finds sources that are not there (Sarela and Vigario, 2003, on
+        the effect). Lowered to the rank of the data where needed, with a warning.
     solver
         ``"fastica"`` (Hyvarinen, 1999) or ``"picard"`` (Picard-O; Ablin, Cardoso and Gramfort, 2018): the slower, with a
         line search, for data on which FastICA goes on moving.

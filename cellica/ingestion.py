@@ -489,9 +489,8 @@ def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
         tables = dict(judged)
         for store in out_dir.glob("*.zarr"):
             if store.stem not in tables:
-                with contextlib.suppress(
-                    PlateError, MissingFileError
-                ):  # another tool's store, a link that leads nowhere
+                # another tool's store, or a link that leads nowhere
+                with contextlib.suppress(PlateError, MissingFileError):
                     tables[store.stem] = finished_plate(store).set_aside
         for key, rows in read_set_aside(out_dir).groupby([EXPERIMENT, PLATE], sort=False):
             tables.setdefault(hcs.store_name(*key) if any(key) else "", rows)
