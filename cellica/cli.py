@@ -567,6 +567,11 @@ def compare(
     scores = retrieval.compare(adata, method, **keys, **scored, random_state=random_state)
     artifacts.write_table(scores, out, force=force)
     _print_scores(scores)
+    if scores["gain"].notna().any():
+        _print(
+            "gain over none, paired, with 95 % intervals over perturbations (class_map: over what --group-key names):"
+        )
+        _print(retrieval.gains(scores).to_string(na_rep="-"))
     if (scores["metric"] == "all").any():
         raise typer.Exit(1)
 

@@ -15,6 +15,7 @@ from scipy.special import digamma
 TIE = 1e-7  # cosine similarities closer than this are tied
 FEW = 12  # positives a query up to which counting beats sorting
 THRESHOLDS = ((0.05, 0.95), (0.1, 0.9))
+BOOTSTRAPS_AT_ONCE = 100
 
 
 class Pairs(NamedTuple):
@@ -134,6 +135,32 @@ def average_precision(
         with np.errstate(invalid="ignore"):
             value[part] = np.bincount(row, weights=gain, minlength=len(rows)) / n_pos[part]
     return AveragePrecision(value, n_pos, n_neg)
+
+
+def cluster_interval(
+    values: np.ndarray, units: np.ndarray, *, level: float = 0.95, n_bootstraps: int = 2000, random_state: int = 0
+) -> tuple[float, float]:
+    """Bootstrap interval of the mean of values (n,), whole units (n,) drawn with all of their values.
+
+    Values of one unit (the wells of a compound) are not independent, so wells are never drawn (Davison and Hinkley,
+    1997, 2.4). NaN where there are fewer than 2 units.
+
+    >>> low, high = cluster_interval(np.array([0.0, 0.0, 1.0, 1.0]), np.array(["a", "a", "b", "b"]))
+    >>> low, high
+    (0.0, 1.0)
+    """
+    code = np.unique(units, return_inverse=True)[1].ravel()
+    sums, counts = np.bincount(code, weights=values), np.bincount(code)
+    if len(counts) < 2:
+        return float("nan"), float("nan")
+    rng = np.random.default_rng(random_state)
+    even = np.full(len(counts), 1 / len(counts))
+    means = []
+    for start in range(0, n_bootstraps, BOOTSTRAPS_AT_ONCE):
+        drawn = rng.multinomial(len(counts), even, size=min(BOOTSTRAPS_AT_ONCE, n_bootstraps - start))
+        means.append((drawn @ sums) / (drawn @ counts))
+    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def chance_average_precision(n_pos: np.ndarray, n_neg: np.ndarray) -> np.ndarray:

@@ -1,11 +1,13 @@
 """Score tables of an AnnData: does a representation find what belongs together, and how much batch is left in it?
 
 Every table has one row a score (``schema.SCORE_COLUMNS``): the representation, the metric, the group of queries, its
-value and chance level, the number of queries, the wells left out, and a note that gives the reasons. What does not
-apply is a row without a value whose note says why.
+value and chance level, the number of queries, the wells left out, and a note that gives the reasons. ``low`` and ``high``
+are the 95 % interval of the retrievals and of ``nsc``, by bootstrap over ``n_units`` perturbations or compounds, never over
+wells (``metrics.cluster_interval``). What does not apply is a row without a value whose note says why.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from cellica.metrics import THRESHOLDS, Pairs, label_codes
 from cellica.progress import track
 from cellica.schema import (
     EXPERIMENT,
+    INTERVAL_COLUMNS,
     PERTURBATION,
     SCORE_COLUMNS,
     WELL,
@@ -44,6 +47,17 @@ CENTERING = (
 )  # methods that take batch means from the wells themselves
 ON_ANCHORS = {"wccn", "ica_shrink", "ruv", "leace"}  # methods fitted on the labels of anchors
 CIRCULAR = "circular:"
+PER_QUERY = "per_query"  # in a table's attrs: what `compare` pairs
+GAIN = ("gain", "gain_low", "gain_high")
+REFERENCE = "none"  # the method over which `compare` gives gains
+
+
+@dataclass(frozen=True, eq=False)
+class _PerQuery:
+    """Score and independent unit of each query, index their obs names. Two are never equal: pandas compares attrs."""
+
+    value: pd.Series
+    unit: np.ndarray
 
 
 # ---------------------------------------------------------------------------------------------- retrieval
@@ -156,6 +170,7 @@ def replicate_retrieval(
         negative,
         treated=treated_mask(adata.obs, controls, label_key),
         needed=[label_key, batch_key, *pos_diffby],
+        unit=label_key,
         use_rep=use_rep,
         max_queries=max_queries,
         random_state=random_state,
@@ -198,6 +213,7 @@ def class_retrieval(
         _pairs(adata.obs, [], [class_key, group_key, batch_key]),
         treated=treated_mask(adata.obs, controls, label_key),
         needed=[class_key, group_key, batch_key],
+        unit=group_key,
         use_rep=use_rep,
         max_queries=max_queries,
         random_state=random_state,
@@ -245,7 +261,10 @@ def nearest_neighbor(
                 f"not applicable: no profile shares its {class_key} with one of another {' and '.join(apart)}",
                 *said,
             ]
-        rows.append(_row(use_rep, metric, _mean(value), _mean(chance), scored.sum(), dropped, said))
+        unit = labels(obs, group_key)[scored].astype(str)
+        rows.append(
+            _row(use_rep, metric, _mean(value), _mean(chance), scored.sum(), dropped, said, of=(value[scored], unit))
+        )
     return _table(rows)
 
 
@@ -257,6 +276,7 @@ def _mean_average_precision(
     *,
     treated: np.ndarray,
     needed: Sequence[str],
+    unit: str,
     use_rep: str | None,
     max_queries: int | None,
     random_state: int,
@@ -276,8 +296,11 @@ def _mean_average_precision(
     else:
         notes.insert(0, f"not applicable: no two treated wells share {needed[0]} and differ in {', '.join(needed[1:])}")
     chance = metrics.chance_average_precision(result.n_pos, result.n_neg)
-    row = _row(use_rep, metric, _mean(result.value[scored]), _mean(chance[scored]), scored.sum(), dropped, notes)
-    return _table([row])
+    values, names = result.value[scored], labels(adata.obs, unit)[queries][scored].astype(str)
+    row = _row(use_rep, metric, _mean(values), _mean(chance[scored]), scored.sum(), dropped, notes, of=(values, names))
+    table = _table([row])
+    table.attrs[PER_QUERY] = {metric: _PerQuery(pd.Series(values, adata.obs_names[queries][scored]), names)}
+    return table
 
 
 # ---------------------------------------------------------------------------------------------- known relationships
@@ -499,7 +522,13 @@ def evaluate(
             continue
         if baseline is not None:
             tables += scores(ad.AnnData(obs=adata.obs.copy(), obsm={key: baseline}), key)
-    return pd.concat(tables, ignore_index=True) if tables else _table([])
+    scored = pd.concat(tables, ignore_index=True) if tables else _table([])
+    scored.attrs[PER_QUERY] = {
+        (table["rep"].iloc[0], metric): one
+        for table in tables
+        for metric, one in table.attrs.get(PER_QUERY, {}).items()
+    }
+    return scored
 
 
 def compare(
@@ -532,7 +561,9 @@ def compare(
     Returns
     -------
     Score table; ``rep`` is ``X_{method}``. Notes hold what the method said of its fit, and that it saw the scored wells.
-    A method that cannot run is a row without a value whose note says why.
+    A method that cannot run is a row without a value whose note says why. Where ``none`` is among the methods, the columns
+    ``gain``, ``gain_low`` and ``gain_high`` hold the difference from it in the retrievals, paired over queries, with its 95 %
+    interval over perturbations (of classes, over groups).
 
     Raises
     ------
@@ -553,6 +584,7 @@ def compare(
         "random_state": random_state,
     }
     tables = [evaluate(adata, [], baselines=baselines, **roles, **scoring)]
+    per_query = dict(tables[0].attrs[PER_QUERY])
     for name in track(names, "compare methods"):
         work = ad.AnnData(obs=adata.obs.copy(), var=adata.var.copy(), X=None if adata.X is None else adata.X.copy())
         if use_rep not in (None, "X"):
@@ -568,8 +600,35 @@ def compare(
             "" if name == "none" else "fitted on the scored wells (transductive)",
         ]
         table["note"] = [_joined([note, *said]) for note in table["note"]]
+        per_query |= table.attrs[PER_QUERY]
         tables.append(table)
-    return pd.concat([*tables[1:], tables[0]], ignore_index=True)
+    scores = pd.concat([*tables[1:], tables[0]], ignore_index=True)
+    return scores.assign(**_gains(scores, per_query, f"X_{REFERENCE}"))
+
+
+def _gains(
+    scores: pd.DataFrame, per_query: Mapping[tuple[str, str], _PerQuery], reference: str
+) -> dict[str, list[float]]:
+    """Columns ``GAIN`` of a score table: paired over queries, intervals over their units."""
+    rows = []
+    for rep, metric in zip(scores["rep"], scores["metric"]):
+        mine, theirs = per_query.get((rep, metric)), per_query.get((reference, metric))
+        row = (np.nan, np.nan, np.nan)
+        if mine and theirs and rep != reference:
+            unit = pd.Series(mine.unit, mine.value.index)
+            gain = (mine.value - theirs.value).dropna()
+            if len(gain):
+                row = (float(gain.mean()), *metrics.cluster_interval(gain.to_numpy(), unit[gain.index].to_numpy()))
+        rows.append(row)
+    return dict(zip(GAIN, map(list, zip(*rows)))) if rows else {name: [] for name in GAIN}
+
+
+def gains(scores: pd.DataFrame) -> pd.DataFrame:
+    """Gains over uncorrected profiles of a table of `compare`, as text: a row a representation, a column a metric."""
+    known = scores[scores["gain"].notna()]
+    text = [f"{gain:+.3f} ({low:+.3f} to {high:+.3f})" for gain, low, high in known[list(GAIN)].itertuples(index=False)]
+    wide = known.assign(gain=text).pivot_table("gain", "rep", "metric", aggfunc="first", sort=False)
+    return wide.reindex(known["rep"].unique())
 
 
 def _circular(
@@ -599,7 +658,7 @@ def _circular(
 
 
 def cautions(scores: pd.DataFrame) -> list[str]:
-    """What a reader of the bare values must know: circular scores, and why a score is not there.
+    """What a reader of the bare values must know: circular scores, over-correction, and why a score is not there.
 
     One text a cause, with the representations it holds for where that is not all of them.
     """
@@ -613,7 +672,25 @@ def cautions(scores: pd.DataFrame) -> list[str]:
                 causes.setdefault(part, []).append(rep)
     n_reps = scores.loc[scores["metric"] != "all", "rep"].nunique()
     unique = {cause: list(dict.fromkeys(reps)) for cause, reps in causes.items()}
-    return [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
+    found = [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
+    return [*found, *_over_corrected(scores)]
+
+
+def _over_corrected(scores: pd.DataFrame) -> list[str]:
+    """Methods by which there is less batch effect and less is found than without correction, beyond the interval."""
+    if GAIN[-1] not in scores:
+        return []
+    share = scores[scores["metric"] == "batch_share"].set_index("rep")["value"]
+    before = share.get(f"X_{REFERENCE}", np.nan)
+    worse = scores[scores[GAIN[-1]] < 0]
+    return [
+        f"{rep}: over-corrected: the share of batch falls from {before:.3f} to {share[rep]:.3f}, and so does "
+        + " and ".join(
+            f"{row.metric} ({row.gain:+.3f}, {row.gain_low:+.3f} to {row.gain_high:+.3f})" for row in rows.itertuples()
+        )
+        for rep, rows in worse.groupby("rep", sort=False)
+        if str(rep).startswith("X_") and share.get(rep, np.nan) < before
+    ]
 
 
 def summary(scores: pd.DataFrame, *, chance: bool = False) -> pd.DataFrame:
@@ -736,8 +813,13 @@ def _row(
     n_dropped: int,
     notes: Iterable[str],
     group: str = "all",
+    of: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple:
-    return rep or "X", metric, group, float(value), float(chance), int(n_queries), int(n_dropped), _joined(notes)
+    """A row of a score table; ``of``: value and independent unit of each query, for the interval."""
+    low, high = metrics.cluster_interval(*of) if of and len(of[0]) else (np.nan, np.nan)
+    n_units = len(set(of[1])) if of else 0
+    known = rep or "X", metric, group, float(value), float(chance), int(n_queries), int(n_dropped), _joined(notes)
+    return (*known, low, high, n_units)
 
 
 def _absent(rep: str, metric: str, reason: Exception) -> tuple:
@@ -752,5 +834,5 @@ def _attempt(rep: str, metric: str, score: Callable[[], pd.DataFrame]) -> pd.Dat
 
 
 def _table(rows: Sequence[tuple]) -> pd.DataFrame:
-    types = {"value": float, "chance": float, "n_queries": int, "n_dropped": int}
-    return pd.DataFrame(rows, columns=list(SCORE_COLUMNS)).astype(types)
+    types = {"value": float, "chance": float, "n_queries": int, "n_dropped": int, "low": float, "high": float}
+    return pd.DataFrame(rows, columns=[*SCORE_COLUMNS, *INTERVAL_COLUMNS]).astype({**types, "n_units": int})

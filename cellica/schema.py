@@ -34,6 +34,7 @@ QUALITY = (
 )  # columns that measure fields, or their beginnings
 UNS = "cellica"
 SCORE_COLUMNS = ("rep", "metric", "group", "value", "chance", "n_queries", "n_dropped", "note")
+INTERVAL_COLUMNS = ("low", "high", "n_units")  # beside these: of the value, by bootstrap over independent units
 
 
 class CellicaError(Exception):

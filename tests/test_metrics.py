@@ -322,3 +322,24 @@ def test_adjusted_eta2_ignores_units(y, scale, offset):
     before, after = metrics.adjusted_eta2(y, group), metrics.adjusted_eta2(y * scale + offset, group)
     np.testing.assert_allclose(after, before, atol=1e-6)
     assert not (before > 1 + 1e-12).any()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 7))
+def test_cluster_interval_is_that_of_units_not_of_values(seed, n_values):
+    """Of means: the normal one. The same value many times over tells no more than once."""
+    rng = np.random.default_rng(seed)
+    values, units = rng.normal(size=300), rng.permutation(300)
+    low, high = metrics.cluster_interval(values, units, random_state=seed)
+    half = 1.96 * values.std() / 300**0.5
+    np.testing.assert_allclose([low, high], [values.mean() - half, values.mean() + half], atol=0.2 * half)
+    again = metrics.cluster_interval(values.repeat(n_values), units.repeat(n_values), random_state=seed)
+    np.testing.assert_allclose(again, (low, high))
+
+
+def test_cluster_interval_weighs_units_by_their_values():
+    values, units = np.array([0.0] * 90 + [1.0] * 10), np.arange(100) // 10
+    assert metrics.cluster_interval(values, units) == (0.0, pytest.approx(0.3))
+
+
+def test_one_unit_has_no_interval():
+    assert np.isnan(metrics.cluster_interval(np.arange(4.0), np.zeros(4))).all()

@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from cellica import correct, metrics, retrieval
-from cellica.schema import SCORE_COLUMNS, InputError, MissingFileError
+from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, MissingFileError
 
 N_BATCHES, N_LABELS = 3, 12
 
@@ -31,7 +31,10 @@ def screen(seed=0, noise=2.0, batch_effect=0.0, n_features=20):
 
 
 def one(table):
-    assert list(table.columns) == list(SCORE_COLUMNS)
+    assert list(table.columns) in (
+        [*SCORE_COLUMNS, *INTERVAL_COLUMNS],
+        [*SCORE_COLUMNS, *INTERVAL_COLUMNS, *retrieval.GAIN],
+    )
     assert len(table) == 1
     return table.iloc[0]
 
@@ -544,3 +547,67 @@ def test_why_a_score_is_missing_is_told_once():
     missing = [text for text in said if text.startswith("replicate_map not applicable")]
     assert missing == ["replicate_map not applicable: no two treated wells share perturbation and differ in experiment"]
     assert any(text.startswith("X_combat: combat compares batches") for text in said)
+
+
+# ------------------------------------------------------------------------------------------------------ uncertainty
+
+
+def test_intervals_are_over_units_and_hold_the_value():
+    adata = screen()
+    scores = retrieval.evaluate(adata, ["X"], class_key="moa", baselines=False)
+    row = score(scores, "replicate_map")
+    n_labels = adata.obs.loc[adata.obs["control"] == "", "perturbation"].nunique()
+    assert row["n_units"] == n_labels
+    for _, one in scores[scores["metric"].isin(["replicate_map", "class_map", "nsc"])].iterrows():
+        assert one["low"] <= one["value"] <= one["high"]
+        assert one["n_units"] > 1
+    shares = scores[scores["metric"] == "batch_share"].iloc[0]
+    assert np.isnan(shares["low"])
+    assert shares["n_units"] == 0
+
+
+def test_gains_are_paired_differences_from_none():
+    adata = screen()
+    scores = retrieval.compare(adata, ["none", "sphere", "center"], baselines=False).set_index(["rep", "metric"])
+    value, gain = scores["value"], scores["gain"]
+    for rep in ("X_sphere", "X_center"):
+        assert gain[rep, "replicate_map"] == pytest.approx(
+            value[rep, "replicate_map"] - value["X_none", "replicate_map"]
+        )
+        low, high = scores.loc[(rep, "replicate_map"), ["gain_low", "gain_high"]]
+        assert low <= gain[rep, "replicate_map"] <= high
+    assert np.isnan(gain["X_none", "replicate_map"])
+    wide = retrieval.gains(scores.reset_index())
+    assert list(wide.index) == ["X_sphere", "X_center"]
+    alone = retrieval.compare(adata, ["sphere"], baselines=False)
+    assert alone["gain"].isna().all()
+
+
+def test_on_shuffled_labels_intervals_hold_chance():
+    hits = 0
+    for seed in range(10):
+        adata = screen()
+        rng = np.random.default_rng(seed)
+        treated = (adata.obs["control"] == "").to_numpy()
+        label = adata.obs["perturbation"].to_numpy(dtype=object).copy()
+        label[treated] = rng.permutation(label[treated])
+        adata.obs["perturbation"] = label
+        row = one(retrieval.replicate_retrieval(adata))
+        hits += row["low"] <= row["chance"] <= row["high"]
+    assert hits >= 7
+
+
+def test_methods_that_remove_biology_with_the_batch_are_called_over_corrected():
+    adata = screen()
+    scores = retrieval.compare(adata, ["none", "sphere"], baselines=False)
+    worse = scores["rep"] == "X_sphere"
+    scores.loc[worse & (scores["metric"] == "replicate_map"), list(retrieval.GAIN)] = [-0.2, -0.3, -0.1]
+    share = scores["metric"] == "batch_share"
+    for values, n in (((0.5, 0.1), 1), ((0.1, 0.5), 0)):
+        scores.loc[share & ~worse, "value"], scores.loc[share & worse, "value"] = values
+        found = [text for text in retrieval.cautions(scores) if "over-corrected" in text]
+        assert len(found) == n
+    scores.loc[share & ~worse, "value"], scores.loc[share & worse, "value"] = 0.5, 0.1
+    (text,) = (text for text in retrieval.cautions(scores) if "over-corrected" in text)
+    assert text.startswith("X_sphere: over-corrected: the share of batch falls from 0.500 to 0.100")
+    assert "replicate_map (-0.200, -0.300 to -0.100)" in text

@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 
 import anndata as ad
-import numpy as np
 import pandas as pd
 
 from cellica import artifacts, correct, progress, retrieval
+from cellica.metrics import cluster_interval
 
 RIDGES = (0.001, 0.01, 0.1, 1.0)
 PEERS: list[tuple[str, dict[str, float | str]]] = [
@@ -34,7 +34,7 @@ PEERS: list[tuple[str, dict[str, float | str]]] = [
     ("ica_shrink", {}),
     ("ica_drop+center+sphere", {}),
 ]
-N_SEEDS, N_BOOTSTRAPS = 10, 2000
+N_SEEDS = 10
 PLAIN = "center+sphere, ridge=0.01"
 
 
@@ -56,12 +56,7 @@ def queries(wells: ad.AnnData, method: str, **options: object) -> pd.Series:
 
 def interval(values: pd.Series, compound: pd.Series) -> tuple[float, float]:
     """Of the mean over queries, compounds drawn with all of their queries."""
-    grouped = values.groupby(compound[values.index].astype(str))
-    sums, counts = grouped.sum().to_numpy(), grouped.size().to_numpy()
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(sums), (N_BOOTSTRAPS, len(sums)))
-    low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
-    return float(low), float(high)
+    return cluster_interval(values.to_numpy(), compound[values.index].astype(str).to_numpy())
 
 
 def main() -> None:
