@@ -16,6 +16,7 @@ TIE = 1e-7  # cosine similarities closer than this are tied
 FEW = 12  # positives a query up to which counting beats sorting
 THRESHOLDS = ((0.05, 0.95), (0.1, 0.9))
 BOOTSTRAPS_AT_ONCE = 100
+RANKS_AT_ONCE = 2**22
 
 
 class Pairs(NamedTuple):
@@ -176,6 +177,59 @@ def chance_average_precision(n_pos: np.ndarray, n_neg: np.ndarray) -> np.ndarray
     harmonic = digamma(n + 1) - digamma(1.0)
     chance = (harmonic + (n_pos - 1) * (n - harmonic) / np.maximum(n - 1, 1)) / np.maximum(n, 1)
     return np.where(n_pos > 0, chance, np.nan)
+
+
+def random_average_precision(n_pos: int, n_neg: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Average precision (size,) of random rankings of ``n_pos`` positives and ``n_neg`` negatives."""
+    n = n_pos + n_neg
+    found = np.empty(size)
+    step = max(1, RANKS_AT_ONCE // n)
+    for start in range(0, size, step):
+        drawn = rng.random((min(step, size - start), n))
+        ranks = np.sort(np.argpartition(drawn, n_pos - 1, axis=1)[:, :n_pos], axis=1) + 1 if n_pos < n else None
+        if ranks is None:
+            found[start : start + step] = 1.0
+        else:
+            found[start : start + step] = (np.arange(1, n_pos + 1) / ranks).mean(axis=1)
+    return found
+
+
+def mean_average_precision_p(
+    value: np.ndarray,
+    n_pos: np.ndarray,
+    n_neg: np.ndarray,
+    group: np.ndarray,
+    *,
+    null_size: int = 10_000,
+    random_state: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean average precision of groups of queries, and its p-value against random rankings.
+
+    Parameters
+    ----------
+    value, n_pos, n_neg
+        (n,), of each query: average precision, numbers of positives and of negatives, each at least 1.
+    group
+        (n,), codes 0 ... g - 1.
+
+    Returns
+    -------
+    Mean and p (g,), p = (1 + #{null >= mean}) / (1 + null_size), at least 1 / (1 + null_size).
+
+    Notes
+    -----
+    A draw of the null is the mean over the group of the draws of its queries' numbers; queries with the same numbers
+    share their draws, as in copairs (Kalinin et al., 2025): the wells of a perturbation rank nearly the same candidates,
+    so their scores are not independent.
+    """
+    counts = np.bincount(group)
+    mean = np.bincount(group, weights=value) / counts
+    kinds, kind = np.unique(np.column_stack([n_pos, n_neg]), axis=0, return_inverse=True)
+    rng = np.random.default_rng(random_state)
+    null = np.stack([random_average_precision(int(pos), int(neg), null_size, rng) for pos, neg in kinds])
+    share = coo_array((1 / counts[group], (group, kind.ravel())), shape=(len(counts), len(kinds))).tocsr()
+    p = np.array([(1 + np.sum((share[[i]] @ null)[0] >= mean[i] - TIE)) / (1 + null_size) for i in range(len(counts))])
+    return mean, p
 
 
 def _dots(a: np.ndarray, rows: np.ndarray, b: np.ndarray, columns: np.ndarray, size: int = 8192) -> np.ndarray:

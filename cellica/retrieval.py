@@ -14,6 +14,7 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pandas as pd
+from scipy.stats import false_discovery_control
 
 from cellica import metrics
 from cellica.artifacts import PathLike, require_file
@@ -27,6 +28,7 @@ from cellica.schema import (
     WELL,
     InputError,
     anchor_mask,
+    control_mask,
     labels,
     numbers,
     parse_well,
@@ -218,6 +220,174 @@ def class_retrieval(
         max_queries=max_queries,
         random_state=random_state,
     )
+
+
+def activity(
+    adata: ad.AnnData,
+    *,
+    batch_key: str = EXPERIMENT,
+    label_key: str = PERTURBATION,
+    pos_diffby: Sequence[str] | None = None,
+    neg_sameby: Sequence[str] | None = None,
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+    null_size: int = 10_000,
+    threshold: float = 0.05,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """Which perturbations are active: do their wells find each other rather than controls (Kalinin et al., 2025)?
+
+    Queries are treated wells; positives share the perturbation, negatives are negative controls.
+
+    Parameters
+    ----------
+    pos_diffby
+        Columns that positives must differ in: by default the batch, where perturbations lie in several; ``["well"]`` asks for
+        another position.
+    neg_sameby
+        Columns that negatives must share: by default the batch.
+    batch_key, label_key, controls, use_rep
+        As in `replicate_retrieval`.
+    null_size, random_state
+        Random rankings behind a p-value (`metrics.mean_average_precision_p`), and their seed.
+    threshold
+        Adjusted p below which a perturbation is active.
+
+    Returns
+    -------
+    One row a perturbation, index its name: ``mean_average_precision``, ``chance``, ``n_queries``, ``p``, ``p_adjusted`` (Benjamini and
+    Hochberg) and ``active``. ``attrs["notes"]`` says what was left out, and where no p-value can reach the threshold.
+
+    Raises
+    ------
+    InputError
+        There are no controls, or no perturbation has a positive and a negative.
+    """
+    treated, control = treated_mask(adata.obs, controls, label_key), control_mask(adata.obs, controls, label_key)
+    if not control.any():
+        raise InputError(
+            "activity compares with negative controls, and there are none: mark them, or name them (controls=)"
+        )
+    if pos_diffby is None:
+        lies = pd.DataFrame({"label": labels(adata.obs, label_key), "batch": labels(adata.obs, batch_key)})[treated]
+        several = (lies.dropna().drop_duplicates().groupby("label").size() > 1).mean() > 0.5
+        pos_diffby = [batch_key] if several else []
+    neg_sameby = [batch_key] if neg_sameby is None else list(neg_sameby)
+    needed = list(dict.fromkeys([label_key, *pos_diffby, *neg_sameby]))
+    x, kept, _, notes = _kept(adata, treated | control, needed, use_rep)
+    role = control.astype(np.int64)
+    negative = Pairs(_pairs(adata.obs, neg_sameby, []).same, [role])
+    table = _retrieved(
+        adata,
+        x,
+        label_key,
+        _pairs(adata.obs, [label_key], pos_diffby),
+        negative,
+        kept & treated,
+        kept,
+        null_size,
+        random_state,
+    )
+    return _judged(table, "active", threshold, null_size, notes)
+
+
+def consistency(
+    adata: ad.AnnData,
+    *,
+    class_key: str,
+    group_key: str = PERTURBATION,
+    label_key: str = PERTURBATION,
+    active: pd.DataFrame | None = None,
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+    null_size: int = 10_000,
+    threshold: float = 0.05,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """Which classes are consistent: do the profiles of their active perturbations find each other (Kalinin et al., 2025)?
+
+    Profiles are the means of each perturbation's treated wells; positives share the class and differ in ``group_key``,
+    negatives differ in both.
+
+    Parameters
+    ----------
+    class_key, group_key
+        As in `class_retrieval`.
+    active
+        Table of `activity`; only its active perturbations are looked at. Without it all are, and the notes say so.
+    label_key, controls, use_rep, null_size, threshold, random_state
+        As in `activity`.
+
+    Returns
+    -------
+    One row a class, columns and notes as those of `activity`, ``consistent`` in place of ``active``.
+
+    Raises
+    ------
+    InputError
+        No class has two such perturbations, or a column is not there.
+    """
+    treated = treated_mask(adata.obs, controls, label_key)
+    needed = list(dict.fromkeys([label_key, class_key, group_key]))
+    require_columns(adata.obs, needed, "obs")
+    x, kept, _, notes = _kept(adata, treated, needed, use_rep)
+    if active is None:
+        notes.append("all perturbations, active or not")
+    else:
+        kept &= np.isin(labels(adata.obs, label_key), active.index[active["active"]])
+        notes.append(f"{int(active['active'].sum())} of {len(active)} perturbations are active")
+    profile = _joint_codes(adata.obs[kept], needed) if kept.any() else np.zeros(0, dtype=np.int64)
+    first = np.unique(profile, return_index=True)[1]
+    means = ad.AnnData(metrics.group_means(x[kept], profile) if len(first) else x[:0], obs=adata.obs[kept].iloc[first])
+    positive, negative = _pairs(means.obs, [class_key], [group_key]), _pairs(means.obs, [], [class_key, group_key])
+    every = np.ones(len(first), dtype=bool)
+    table = _retrieved(means, np.asarray(means.X), class_key, positive, negative, every, every, null_size, random_state)
+    return _judged(table, "consistent", threshold, null_size, notes)
+
+
+def _retrieved(
+    adata: ad.AnnData,
+    x: np.ndarray,
+    by: str,
+    positive: Pairs,
+    negative: Pairs,
+    queries: np.ndarray,
+    candidates: np.ndarray,
+    null_size: int,
+    random_state: int,
+) -> pd.DataFrame:
+    """Mean average precision, chance and p of each label of a column."""
+    at = np.flatnonzero(queries)
+    found = metrics.average_precision(x, positive, negative, queries=at, candidates=np.flatnonzero(candidates))
+    scored = (found.n_pos > 0) & (found.n_neg > 0)
+    if not scored.any():
+        raise InputError(
+            f"no query has a positive and a negative: {len(at)} wells or profiles were looked at; name other columns"
+        )
+    names, group = np.unique(labels(adata.obs, by)[at][scored].astype(str), return_inverse=True)
+    value, n_pos, n_neg = found.value[scored], found.n_pos[scored], found.n_neg[scored]
+    mean, p = metrics.mean_average_precision_p(
+        value, n_pos, n_neg, group, null_size=null_size, random_state=random_state
+    )
+    counts = np.bincount(group)
+    chance = np.bincount(group, weights=metrics.chance_average_precision(n_pos, n_neg)) / counts
+    columns = {"mean_average_precision": mean, "chance": chance, "n_queries": counts, "p": p}
+    table = pd.DataFrame(columns, index=pd.Index(names, name=by, dtype=object))
+    table.attrs["notes"] = [_without(np.count_nonzero(~scored), "queries")] if not scored.all() else []
+    return table
+
+
+def _judged(table: pd.DataFrame, verdict: str, threshold: float, null_size: int, notes: Sequence[str]) -> pd.DataFrame:
+    table["p_adjusted"] = false_discovery_control(table["p"])
+    table[verdict] = table["p_adjusted"] < threshold
+    least = 1 / (1 + null_size)
+    said = [*notes, *table.attrs["notes"]]
+    if not table[verdict].any():
+        said.append(
+            f"none is {verdict}; the smallest p among {len(table)} is {table['p'].min():.4g} ({least:.2g} can be reached)"
+        )
+    table.attrs["notes"] = said
+    return table
 
 
 def nearest_neighbor(

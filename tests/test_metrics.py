@@ -343,3 +343,12 @@ def test_cluster_interval_weighs_units_by_their_values():
 
 def test_one_unit_has_no_interval():
     assert np.isnan(metrics.cluster_interval(np.arange(4.0), np.zeros(4))).all()
+
+
+@pytest.mark.parametrize(("n_pos", "n_neg"), [(1, 1), (2, 5), (5, 2), (3, 300), (4, 0)])
+def test_random_rankings_have_the_analytic_mean(n_pos, n_neg):
+    drawn = metrics.random_average_precision(n_pos, n_neg, 20_000, np.random.default_rng(0))
+    expected = metrics.chance_average_precision(np.array(n_pos), np.array(n_neg)) if n_neg else 1.0
+    assert drawn.mean() == pytest.approx(expected, abs=5 * drawn.std() / 20_000**0.5 + 1e-12)
+    assert drawn.min() > 0
+    assert drawn.max() <= 1

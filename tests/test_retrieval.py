@@ -611,3 +611,62 @@ def test_methods_that_remove_biology_with_the_batch_are_called_over_corrected():
     (text,) = (text for text in retrieval.cautions(scores) if "over-corrected" in text)
     assert text.startswith("X_sphere: over-corrected: the share of batch falls from 0.500 to 0.100")
     assert "replicate_map (-0.200, -0.300 to -0.100)" in text
+
+
+# ------------------------------------------------------------------------------------------ activity and consistency
+
+
+def test_activity_is_that_of_copairs(monkeypatch, tmp_path):
+    copairs = pytest.importorskip("copairs.map")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    logging.getLogger("copairs").setLevel(logging.ERROR)
+    adata = screen(noise=1.5)
+    obs = adata.obs.reset_index(drop=True).assign(is_control=lambda o: o["control"] == "negative")
+    rule = {
+        "pos_sameby": ["perturbation"],
+        "pos_diffby": ["experiment"],
+        "neg_sameby": [],
+        "neg_diffby": ["is_control"],
+    }
+    ap = copairs.average_precision(obs, np.asarray(adata.X), **rule, progress_bar=False)
+    ap = ap[~ap["is_control"]]
+    expected = copairs.mean_average_precision(
+        ap, ["perturbation"], null_size=10_000, threshold=0.05, seed=0, progress_bar=False, cache_dir=tmp_path
+    ).set_index("perturbation")
+    found = retrieval.activity(adata, neg_sameby=())
+    expected = expected.loc[found.index]
+    np.testing.assert_allclose(found["mean_average_precision"], expected["mean_average_precision"], atol=1e-6)
+    np.testing.assert_allclose(found["p"], expected["p_value"], atol=0.02)
+    clear = (expected["corrected_p_value"] < 0.03) | (expected["corrected_p_value"] > 0.08)
+    assert (found["active"] == expected["below_corrected_p"])[clear].all()
+    assert found["active"].any()
+
+
+def test_on_noise_few_are_active_and_p_is_uniform():
+    adata = screen()
+    adata.X = np.random.default_rng(3).normal(size=adata.shape).astype(np.float32)
+    found = retrieval.activity(adata)
+    assert found["active"].mean() <= 0.1
+    assert 0.25 < found["p"].mean() < 0.75
+    assert found["p"].min() >= 1 / 10_001
+    assert "none is active" in " ".join(found.attrs["notes"]) or found["active"].any()
+
+
+def test_consistency_looks_at_active_perturbations_of_other_groups():
+    adata = screen()
+    active = retrieval.activity(adata, neg_sameby=())
+    assert active["active"].any()
+    found = retrieval.consistency(adata, class_key="moa", active=active)
+    assert set(found.index) <= set(adata.obs["moa"].dropna())
+    assert (found["mean_average_precision"] > found["chance"]).all()
+    none_active = active.assign(active=False)
+    with pytest.raises(InputError, match="no query has a positive and a negative"):
+        retrieval.consistency(adata, class_key="moa", active=none_active)
+    assert "all perturbations, active or not" in retrieval.consistency(adata, class_key="moa").attrs["notes"]
+
+
+def test_activity_needs_controls():
+    adata = screen()
+    adata.obs["control"] = ""
+    with pytest.raises(InputError, match="there are none"):
+        retrieval.activity(adata)
