@@ -483,7 +483,10 @@ def read_table(
         rows[name] = text(rows[name]).map(lambda file: str(folder / file), na_action="ignore").astype(object)
     if isinstance(z, str) and "z" in rows and rows.duplicated(keys).any():
         rows = _join_planes(rows, keys, images)
-    return _index_by_id(_one_row_a_site(rows) if long else rows)
+    sites = _one_row_a_site(rows) if long else rows
+    for name in [name for name in sites.columns if str(name).startswith(PATH)]:
+        sites[name] = sites[name].astype(object).where(sites[name].notna(), None)
+    return _index_by_id(sites)
 
 
 def _choose_planes(

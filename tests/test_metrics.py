@@ -324,6 +324,7 @@ def test_adjusted_eta2_ignores_units(y, scale, offset):
     assert not (before > 1 + 1e-12).any()
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7))
 def test_cluster_interval_is_that_of_units_not_of_values(seed, n_values):
     """Of means: the normal one. The same value many times over tells no more than once."""

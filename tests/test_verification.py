@@ -133,6 +133,7 @@ def test_features_are_in_order_of_their_numbers(tmp_path):
 def test_rows_that_are_not_finite_are_no_partners(tmp_path):
     adata = site_embeddings()
     ids, values = well_means(adata)
+    values = values.copy()
     values[2, 3] = np.nan
     table_of(ids, values).to_parquet(tmp_path / "p.parquet")
     assert encoder.verify(adata, tmp_path / "p.parquet").only_here == [ids[2]]
