@@ -197,6 +197,7 @@ def run(
     try:
         for name, sites in plates.items():
             if name in finished:
+                _sweep(stores[name])
                 progress.say(
                     f"{stores[name]} is finished already and was skipped (--force, force=True writes it again)"
                 )
@@ -237,11 +238,22 @@ def owned(store: Path) -> Iterator[None]:
         progress.say(f"another process is writing {store}: waiting for it")
         lock.acquire()
     try:
-        for left in store.parent.glob(f".{store.name}.*.part"):
-            shutil.rmtree(left, ignore_errors=True)
+        _remove_left(store)
         yield
     finally:
         lock.release()
+
+
+def _sweep(store: Path) -> None:
+    """Remove what a run left that was killed when its plate had the name already; not while another writes it again."""
+    if any(store.parent.glob(f".{store.name}.*.part")):
+        with contextlib.suppress(Timeout), FileLock(store.parent / LOCKS / f"{store.name}.lock", timeout=0):
+            _remove_left(store)
+
+
+def _remove_left(store: Path) -> None:
+    for left in store.parent.glob(f".{store.name}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def finished_plate(store: Path) -> Plate:

@@ -349,6 +349,21 @@ def test_kill_signals_at_any_moment(tmp_path):
     assert remains(tmp_path / "plates") == []
 
 
+def test_what_was_left_beside_a_finished_plate_goes_with_the_next_run(source, tmp_path):
+    """As by a kill between the plate's name and the end of its folder of work."""
+    folder, table, _ = source
+    shards.ingest(table, folder, tmp_path / "plates")
+    store = next((tmp_path / "plates").glob("*.zarr"))
+    left = store.with_name(f".{store.name}.abc.part")
+    left.mkdir()
+    with ingestion.FileLock(store.parent / ingestion.LOCKS / f"{store.name}.lock"):  # another run writes it again
+        shards.ingest(table, folder, tmp_path / "plates")
+        assert left.exists()
+    shards.ingest(table, folder, tmp_path / "plates")
+    assert not left.exists()
+    assert remains(tmp_path / "plates") == []
+
+
 def test_the_spool_of_another_selection_is_told(source, tmp_path, monkeypatch):
     folder, table, _ = source
     append = shards.Spool._append
