@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score
 
-from cellica import correct, metrics, retrieval
+from cellica import baselines, correct, metrics, retrieval
 from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, MissingFileError
+from cellica.scores import GAIN
 
 N_BATCHES, N_LABELS = 3, 12
 
@@ -33,7 +34,7 @@ def screen(seed=0, noise=2.0, batch_effect=0.0, n_features=20):
 def one(table):
     assert list(table.columns) in (
         [*SCORE_COLUMNS, *INTERVAL_COLUMNS],
-        [*SCORE_COLUMNS, *INTERVAL_COLUMNS, *retrieval.GAIN],
+        [*SCORE_COLUMNS, *INTERVAL_COLUMNS, *GAIN],
     )
     assert len(table) == 1
     return table.iloc[0]
@@ -447,7 +448,7 @@ def test_what_was_measured_of_fields_is_a_baseline_each_where_it_varies():
 def test_rank_directions_order_wells_as_differences_do():
     values = pd.Series(np.random.default_rng(0).permutation(26).astype(float) ** 3)
     values[26] = np.nan
-    directions = retrieval._directions(values)
+    directions = baselines._directions(values)
     assert metrics.usable_rows(directions.astype(np.float32)).tolist() == [True] * 26 + [False]
     ranks, units = values[:26].rank().to_numpy(), directions[:26]
     apart = np.abs(np.subtract.outer(ranks, ranks)).ravel()
@@ -601,7 +602,7 @@ def test_methods_that_remove_biology_with_the_batch_are_called_over_corrected():
     adata = screen()
     scores = retrieval.compare(adata, ["none", "sphere"], baselines=False)
     worse = scores["rep"] == "X_sphere"
-    scores.loc[worse & (scores["metric"] == "replicate_map"), list(retrieval.GAIN)] = [-0.2, -0.3, -0.1]
+    scores.loc[worse & (scores["metric"] == "replicate_map"), list(GAIN)] = [-0.2, -0.3, -0.1]
     share = scores["metric"] == "batch_share"
     for values, n in (((0.5, 0.1), 1), ((0.1, 0.5), 0)):
         scores.loc[share & ~worse, "value"], scores.loc[share & worse, "value"] = values

@@ -1,0 +1,200 @@
+"""Score tables: one row a score, with chance, interval and what was left out; and what a reader of the values must mind.
+
+Columns are ``schema.SCORE_COLUMNS`` (the representation, the metric, the group of queries, value and chance level, the
+number of queries, the wells left out, and a note that gives the reasons) and ``schema.INTERVAL_COLUMNS``: the 95 % interval by
+bootstrap over ``n_units`` independent units (perturbations, compounds, genes, batches), never over wells. What does not
+apply is a row without a value whose note says why.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+
+from cellica import metrics
+from cellica.metrics import Pairs, label_codes
+from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, labels
+
+CIRCULAR = "circular:"
+PER_QUERY = "per_query"  # in a table's attrs: what `compare` pairs
+GAIN = ("gain", "gain_low", "gain_high")
+REFERENCE = "none"  # the method over which `compare` gives gains
+
+
+@dataclass(frozen=True, eq=False)
+class PerQuery:
+    """Score and independent unit of each query, index their obs names. Two are never equal: pandas compares attrs."""
+
+    value: pd.Series
+    unit: np.ndarray
+
+
+def embedding_of(adata: ad.AnnData, use_rep: str | None) -> np.ndarray:
+    """Representation ``use_rep`` (a key of obsm, None or ``"X"`` for X) as a dense array (wells x features).
+
+    Raises
+    ------
+    InputError
+        It is not there, or has no features.
+    """
+    if use_rep not in (None, "X") and use_rep not in adata.obsm:
+        raise InputError(f"representation {use_rep!r} is not in obsm: use X{''.join(f', {key}' for key in adata.obsm)}")
+    x = adata.X if use_rep in (None, "X") else adata.obsm[use_rep]
+    if x is None:
+        raise InputError("adata has no X: name a key of obsm")
+    x = np.asarray(x.todense() if hasattr(x, "todense") else x)
+    if not x.shape[1]:
+        raise InputError(f"representation {use_rep or 'X'!r} has no features")
+    return x
+
+
+def column_pairs(
+    obs: pd.DataFrame, same: Sequence[str], diff: Sequence[str], within: Iterable[np.ndarray] = ()
+) -> Pairs:
+    """Pairs that share the columns ``same`` (and codes ``within``) and differ in the columns ``diff``."""
+    codes = {key: label_codes(labels(obs, key)) for key in dict.fromkeys([*same, *diff])}
+    return Pairs([*(codes[key] for key in same), *within], [codes[key] for key in dict.fromkeys(diff)])
+
+
+def joint_codes(obs: pd.DataFrame, keys: Sequence[str]) -> np.ndarray:
+    """One integer code for each combination of the columns' values."""
+    codes = np.column_stack([label_codes(labels(obs, key)) for key in keys])
+    return np.unique(codes, axis=0, return_inverse=True)[1].ravel()
+
+
+def scorable(
+    adata: ad.AnnData, role: np.ndarray, needed: Sequence[str], use_rep: str | None
+) -> tuple[np.ndarray, np.ndarray, int, list[str]]:
+    """Representation, the wells of a role that can be scored, how many cannot, and why."""
+    x = embedding_of(adata, use_rep)
+    kept, notes = role.copy(), []
+    missing = {f"without {key}": label_codes(labels(adata.obs, key)) < 0 for key in dict.fromkeys(needed)}
+    for reason, bad in {**missing, "all-zero, constant or not finite": ~metrics.usable_rows(x)}.items():
+        if (bad & kept).any():
+            notes.append(f"{np.count_nonzero(bad & kept)} wells left out: {reason}")
+        kept &= ~bad
+    return x, kept, int(np.count_nonzero(role & ~kept)), notes
+
+
+def unscored(n: int | np.integer, what: str) -> str:
+    """A note that n queries could not be scored; empty where n is 0."""
+    return f"{n} {what} without a positive or negative are not scored" if n else ""
+
+
+def mean_of(values: np.ndarray) -> float:
+    """Mean of the known values, NaN where there is none."""
+    return float(np.nanmean(values)) if not np.isnan(values).all() else np.nan
+
+
+def join_notes(notes: Iterable[str]) -> str:
+    """Notes as one text; empty ones are left out."""
+    return "; ".join(note for note in notes if note)
+
+
+def score_row(
+    rep: str | None,
+    metric: str,
+    value: float,
+    chance: float,
+    n_queries: int | np.integer,
+    n_dropped: int,
+    notes: Iterable[str],
+    group: str = "all",
+    of: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple:
+    """A row of a score table; ``of``: value and independent unit of each query, for the interval."""
+    low, high = metrics.cluster_interval(*of) if of and len(of[0]) else (np.nan, np.nan)
+    n_units = len(set(of[1])) if of else 0
+    known = rep or "X", metric, group, float(value), float(chance), int(n_queries), int(n_dropped), join_notes(notes)
+    return (*known, low, high, n_units)
+
+
+def absent_row(rep: str, metric: str, reason: Exception) -> tuple:
+    """A row without a value that says why."""
+    return score_row(rep, metric, np.nan, np.nan, 0, 0, [str(reason)])
+
+
+def attempt(rep: str, metric: str, score: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    """A score, or where its input does not allow it a row that says why."""
+    try:
+        return score()
+    except InputError as error:
+        return score_table([absent_row(rep, metric, error)])
+
+
+def score_table(rows: Sequence[tuple]) -> pd.DataFrame:
+    """Rows of `score_row` as a table."""
+    types = {"value": float, "chance": float, "n_queries": int, "n_dropped": int, "low": float, "high": float}
+    return pd.DataFrame(rows, columns=[*SCORE_COLUMNS, *INTERVAL_COLUMNS]).astype({**types, "n_units": int})
+
+
+def method_of(adata: ad.AnnData, use_rep: str | None) -> str:
+    """Name of the method or chain that wrote a representation, as recorded or by its key."""
+    key = str(use_rep or "").removeprefix("X_")
+    record = adata.uns.get("cellica", {}).get(key, {})
+    return str(record.get("method", key)) if isinstance(record, Mapping) else key
+
+
+def gains(scores: pd.DataFrame) -> pd.DataFrame:
+    """Gains over uncorrected profiles of a table of `compare`, as text: a row a representation, a column a metric."""
+    known = scores[scores["gain"].notna()]
+    text = [f"{gain:+.3f} ({low:+.3f} to {high:+.3f})" for gain, low, high in known[list(GAIN)].itertuples(index=False)]
+    wide = known.assign(gain=text).pivot_table("gain", "rep", "metric", aggfunc="first", sort=False)
+    return wide.reindex(known["rep"].unique())
+
+
+def cautions(scores: pd.DataFrame) -> list[str]:
+    """What a reader of the bare values must know: circular scores, over-correction, and why a score is not there.
+
+    One text a cause, with the representations it holds for where that is not all of them.
+    """
+    causes: dict[str, list[str]] = {}
+    for rep, metric, value, note in scores[["rep", "metric", "value", "note"]].itertuples(index=False):
+        parts = str(note).split("; ")
+        if np.isnan(value):
+            causes.setdefault(parts[0] if metric == "all" else f"{metric} {parts[0]}", []).append(rep)
+        for part in parts:
+            if part.startswith(CIRCULAR):
+                causes.setdefault(part, []).append(rep)
+    n_reps = scores.loc[scores["metric"] != "all", "rep"].nunique()
+    unique = {cause: list(dict.fromkeys(reps)) for cause, reps in causes.items()}
+    found = [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
+    return [*found, *_over_corrected(scores)]
+
+
+def _over_corrected(scores: pd.DataFrame) -> list[str]:
+    """Methods by which there is less batch effect and less is found than without correction, beyond the interval."""
+    if GAIN[-1] not in scores:
+        return []
+    share = scores[scores["metric"] == "batch_share"].set_index("rep")["value"]
+    before = share.get(f"X_{REFERENCE}", np.nan)
+    worse = scores[scores[GAIN[-1]] < 0]
+    return [
+        f"{rep}: over-corrected: the share of batch falls from {before:.3f} to {share[rep]:.3f}, and so does "
+        + " and ".join(
+            f"{row.metric} ({row.gain:+.3f}, {row.gain_low:+.3f} to {row.gain_high:+.3f})" for row in rows.itertuples()
+        )
+        for rep, rows in worse.groupby("rep", sort=False)
+        if str(rep).startswith("X_") and share.get(rep, np.nan) < before
+    ]
+
+
+def summary(scores: pd.DataFrame, *, chance: bool = False) -> pd.DataFrame:
+    """Values of a score table for printing: a row a representation, a column a metric (and group).
+
+    With ``chance`` a last row holds the mean chance of each column.
+
+    >>> summary(score_table([score_row("X", "nsc", 0.5, 0.1, 9, 0, []), score_row("X", "recall", 0.2, 0.1, 9, 0, [], group="CORUM")]))
+    metric  nsc  recall CORUM
+    rep
+    X       0.5           0.2
+    """
+    metric = scores["metric"].where(scores["group"] == "all", scores["metric"] + " " + scores["group"])
+    wide = scores.assign(metric=metric).pivot_table("value", "rep", "metric", dropna=False, sort=False)
+    columns = [name for name in dict.fromkeys(metric) if name != "all"]
+    wide = wide.reindex(index=list(dict.fromkeys(scores["rep"])), columns=pd.Index(columns, name="metric"))
+    if chance:
+        wide.loc["chance"] = summary(scores.assign(value=scores["chance"])).mean()
+    return wide
