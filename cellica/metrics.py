@@ -4,19 +4,26 @@ Rows that carry no direction (all-zero, constant or non-finite) are left out of 
 nobody: a score is the expected value over the orders of tied candidates.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.special import digamma
+from threadpoolctl import ThreadpoolController
 
 TIE = 1e-7  # cosine similarities closer than this are tied
 FEW = 12  # positives a query up to which counting beats sorting
 THRESHOLDS = ((0.05, 0.95), (0.1, 0.9))
 BOOTSTRAPS_AT_ONCE = 100
+NULL_SAMPLE = 2**17  # pairs that say about where in the null a rank lies
 RANKS_AT_ONCE = 2**22
+PAIRS_AT_ONCE = 2**22  # similarities that a thread holds
+N_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pairs(NamedTuple):
@@ -32,15 +39,19 @@ class Pairs(NamedTuple):
     def mask(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """Pairs as a boolean array (rows x columns); both are indices of rows of the codes."""
         paired = np.not_equal.outer(rows.astype(np.int32), columns.astype(np.int32))
-        known = np.ones(max(rows.max(initial=0), columns.max(initial=0)) + 1, dtype=bool)
         for codes, compare in ((self.same, np.equal), (self.diff, np.not_equal)):
             for code in codes:
-                code = code[: len(known)].astype(np.int32)
-                paired &= compare.outer(code[rows], code[columns])
-                known &= code >= 0
-        if not known.all():
-            paired &= known[rows][:, None] & known[columns]
+                mine, theirs = code[rows], code[columns]
+                paired &= compare.outer(mine, theirs)
+                if mine.min(initial=0) < 0 or theirs.min(initial=0) < 0:
+                    paired &= (mine >= 0)[:, None] & (theirs >= 0)
         return paired
+
+    def narrowed(self) -> "Pairs":
+        """The same pairs, by codes of the smallest type that holds them: they compare several times as fast."""
+        return Pairs(
+            *([code.astype(np.min_scalar_type(-int(code.max(initial=0)) - 1)) for code in codes] for codes in self)
+        )
 
 
 class AveragePrecision(NamedTuple):
@@ -84,7 +95,7 @@ def average_precision(
     *,
     queries: np.ndarray | None = None,
     candidates: np.ndarray | None = None,
-    chunk_size: int = 256,
+    chunk_size: int | None = None,
 ) -> AveragePrecision:
     """Average precision of each query's ranking of candidates by cosine similarity, expected over tie orders.
 
@@ -97,7 +108,8 @@ def average_precision(
     queries, candidates
         Indices of rows, by default all.
     chunk_size
-        Queries ranked at a time. Memory grows with chunk_size x candidates, never with candidates squared.
+        Queries that a thread ranks at a time, by default at most 256 and fewer where candidates are many: memory grows
+        with chunk_size x candidates, never with candidates squared.
 
     Returns
     -------
@@ -117,17 +129,18 @@ def average_precision(
     queries = np.arange(len(units)) if queries is None else np.asarray(queries)
     candidates = np.arange(len(units)) if candidates is None else np.asarray(candidates)
     candidates = candidates[usable[candidates]]
-    targets = units[candidates]
+    targets = units if len(candidates) == len(units) else units[candidates]
     targets32 = targets.astype(np.float32)
+    positive, negative = positive.narrowed(), negative.narrowed()
     value = np.full(len(queries), np.nan)
     n_pos, n_neg = np.zeros(len(queries), dtype=np.int64), np.zeros(len(queries), dtype=np.int64)
-    for start in range(0, len(queries) if len(candidates) else 0, chunk_size):
-        part = slice(start, start + chunk_size)
+
+    def rank(part: slice) -> None:
         rows = queries[part]
         pos, neg = positive.mask(rows, candidates), negative.mask(rows, candidates)
         pos[~usable[rows]] = neg[~usable[rows]] = False
         row, column = np.divmod(np.flatnonzero(pos), len(candidates))
-        n_pos[part], n_neg[part] = np.bincount(row, minlength=len(rows)), np.count_nonzero(neg, axis=1)
+        n_pos[part], n_neg[part] = np.bincount(row, minlength=len(rows)), neg.sum(axis=1, dtype=np.int32)
         score = _dots(units[rows], row, targets, column)
         ranks = _count_negatives(units[rows], targets, targets32, neg, row, score)
         above, tied = ranks or _sort_negatives(units[rows], targets, neg, row, score)
@@ -135,6 +148,14 @@ def average_precision(
         gain = _expected_gain(above + better, better, tied + equal, equal)
         with np.errstate(invalid="ignore"):
             value[part] = np.bincount(row, weights=gain, minlength=len(rows)) / n_pos[part]
+
+    if len(candidates):
+        size = chunk_size or max(1, min(256, PAIRS_AT_ONCE // len(candidates)))
+        with (
+            _blas().limit(limits=1, user_api="blas"),
+            ThreadPoolExecutor(N_THREADS) as threads,
+        ):  # ufuncs use one thread
+            list(threads.map(rank, [slice(start, start + size) for start in range(0, len(queries), size)]))
     return AveragePrecision(value, n_pos, n_neg)
 
 
@@ -232,6 +253,11 @@ def mean_average_precision_p(
     return mean, p
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
 def _dots(a: np.ndarray, rows: np.ndarray, b: np.ndarray, columns: np.ndarray, size: int = 8192) -> np.ndarray:
     parts = [slice(start, start + size) for start in range(0, len(rows), size)]
     return np.concatenate([np.zeros(0), *(np.vecdot(a[rows[part]], b[columns[part]]) for part in parts)])
@@ -244,24 +270,29 @@ def _count_negatives(
     place = np.arange(len(row)) - np.searchsorted(row, row)  # of a positive among those of its query
     if place.max(initial=0) >= FEW:
         return None
-    similarity = np.full((len(queries), -(-len(targets) // 8) * 8), -2, dtype=np.float32)
-    np.copyto(similarity[:, : len(targets)], queries.astype(np.float32) @ targets32.T, where=neg)
-    margin = TIE + 2 * np.finfo(np.float32).eps * np.sqrt(queries.shape[1])
+    similarity = queries.astype(np.float32) @ targets32.T
+    larger = np.zeros((len(queries), -(-len(targets) // 8) * 8), dtype=bool)  # whole words, to count eight at a time
+    margin = TIE + np.finfo(np.float32).eps * np.sqrt(queries.shape[1])
     high, low = (score + margin).astype(np.float32), (score - margin).astype(np.float32)
     above, reach, tied = (np.zeros(len(row), dtype=np.int64) for _ in range(3))
     for k in range(place.max(initial=-1) + 1):
         at = np.flatnonzero(place == k)
-        lines = similarity if len(at) == len(similarity) else similarity[row[at]]
-        for count, threshold in ((above, high), (reach, low)):  # eight comparisons at a time
-            count[at] = np.bitwise_count((lines > threshold[at, None]).view(np.uint64)).sum(axis=1)
+        mine = slice(None) if len(at) == len(similarity) else row[at]
+        lines, allowed, found = similarity[mine], neg[mine], larger[: len(at)]
+        for count, threshold in ((above, high), (reach, low)):
+            np.greater(lines, threshold[at, None], out=found[:, : len(targets)])
+            found[:, : len(targets)] &= allowed
+            count[at] = np.bitwise_count(found.view(np.uint64)).sum(axis=1, dtype=np.int32)
     if (reach - above).sum() > similarity.size // 64:
         return None
-    for i in np.flatnonzero(reach > above):
-        line = similarity[row[i]]
-        near = np.flatnonzero((line > low[i]) & (line <= high[i]))
-        gap = targets[near] @ queries[row[i]] - score[i]
-        above[i] += np.count_nonzero(gap > TIE)
-        tied[i] = np.count_nonzero(np.abs(gap) <= TIE)
+    unsure = np.flatnonzero(reach > above)
+    for part in np.split(unsure, range(len(queries), len(unsure), len(queries))):
+        lines = similarity[row[part]]
+        near = (lines > low[part, None]) & (lines <= high[part, None]) & neg[row[part]]
+        which, column = np.divmod(np.flatnonzero(near), len(targets))
+        gap = np.vecdot(targets[column], queries[row[part[which]]]) - score[part[which]]
+        above[part] += np.bincount(which[gap > TIE], minlength=len(part))
+        tied[part] = np.bincount(which[np.abs(gap) <= TIE], minlength=len(part))
     return above, tied
 
 
@@ -323,11 +354,17 @@ def nearest_neighbor(
 
 
 class Recall(NamedTuple):
-    """Recall at each pair of thresholds, the pairs on the map that were asked for, and all pairs of the map."""
+    """Recall of annotated pairs: at each pair of thresholds, the pairs on the map and all pairs of the map.
+
+    ``pairs`` (pairs x 2 rows, the lesser first) are the annotated pairs on the map, ``recalled`` (pairs x thresholds) says
+    which of them were.
+    """
 
     value: np.ndarray
     n_pairs: int
     null_size: int
+    pairs: np.ndarray
+    recalled: np.ndarray
 
 
 def relationship_recall(
@@ -336,9 +373,9 @@ def relationship_recall(
     pairs: np.ndarray,
     *,
     thresholds: Sequence[tuple[float, float]] = THRESHOLDS,
-    chunk_size: int = 512,
+    chunk_size: int = 256,
 ) -> Recall:
-    """Share of known relationships among the most similar and most opposed pairs of a map.
+    """Share of known relationships among the most similar and most opposed pairs of a map. Higher is better.
 
     Parameters
     ----------
@@ -350,33 +387,94 @@ def relationship_recall(
         Annotated relationships (pairs x 2 names). Those with a member that is not on the map are left out, as are self
         pairs; A-B and B-A count once.
     thresholds
-        Lower and upper rank (0 to 1); a pair is recalled at or beyond either. Chance is lower + 1 - upper.
+        Lower and upper rank (0 <= lower < upper <= 1); a pair is recalled at or beyond either. Chance is lower + 1 - upper.
+    chunk_size
+        Rows whose cosines are taken at a time. Memory grows with chunk_size x rows, never with rows squared.
 
     Returns
     -------
-    Recall of each pair of thresholds; NaN where no annotated pair is on the map.
+    Recall at each pair of thresholds; NaN where no annotated pair is on the map.
 
     Notes
     -----
-    The null is the cosine of all pairs of the map (Celik et al., PLoS Comput Biol 2024); it is counted chunk by chunk.
+    The null is the cosine of all pairs of the map (Celik et al., PLoS Comput Biol 2024). Only its order statistics at
+    the thresholds matter; these are exact.
     """
-    place = {name: i for i, name in enumerate(names)}
-    found = [(place[a], place[b]) for a, b in pairs if a in place and b in place and a != b]
-    asked = np.unique(np.sort(np.array(found, dtype=np.int64).reshape(-1, 2), axis=1), axis=0)
-    units, n_null = unit_rows(profiles), len(names) * (len(names) - 1) // 2
-    if not len(asked):
-        return Recall(np.full(len(thresholds), np.nan), 0, n_null)
-    query = np.empty(len(asked))
+    return relationship_recalls(profiles, names, [pairs], thresholds=thresholds, chunk_size=chunk_size)[0]
+
+
+def relationship_recalls(
+    profiles: np.ndarray,
+    names: Sequence[str],
+    sources: Sequence[np.ndarray],
+    *,
+    thresholds: Sequence[tuple[float, float]] = THRESHOLDS,
+    chunk_size: int = 256,
+) -> list[Recall]:
+    """`relationship_recall` of several sources of annotated pairs, against one pass over the null."""
+    place, n = {name: i for i, name in enumerate(names)}, len(names)
+    asked = [_pairs_on_map(pairs, place) for pairs in sources]
+    every, at = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *asked]), return_inverse=True)
+    n_null = n * (n - 1) // 2
+    recalled = np.zeros((len(every), len(thresholds)), dtype=bool)
+    if len(every):
+        ranks = np.array([rank for low, high in thresholds for rank in _end_ranks(low, high, n_null)])
+        similarity, ends = _similarity_and_null(unit_rows(profiles), every, ranks, chunk_size)
+        recalled = (similarity[:, None] < ends[::2]) | (similarity[:, None] > ends[1::2])
+    found = []
+    for code, mine in zip(asked, np.split(at, np.cumsum([len(code) for code in asked])[:-1])):
+        value = recalled[mine].mean(axis=0) if len(mine) else np.full(len(thresholds), np.nan)
+        found.append(Recall(value, len(mine), n_null, np.column_stack(np.divmod(code, max(n, 1))), recalled[mine]))
+    return found
+
+
+def _pairs_on_map(pairs: np.ndarray, place: Mapping[str, int]) -> np.ndarray:
+    """Annotated pairs on the map as sorted codes, first row x number of rows + second."""
+    pairs = np.asarray(pairs, dtype=object).reshape(-1, 2)
+    a, b = (np.array([place.get(name, -1) for name in column.tolist()], dtype=np.int64) for column in pairs.T)
+    kept = (a >= 0) & (b >= 0) & (a != b)
+    return np.unique(np.minimum(a, b)[kept] * len(place) + np.maximum(a, b)[kept])
+
+
+def _end_ranks(low: float, high: float, n: int) -> tuple[int, int]:
+    """Places (from 0) in the sorted null of the first value beyond the low end, and of the last before the high end."""
+    k, j = (int(share * n) + np.arange(-2, 3) for share in (low, high))
+    return int(k[k / n <= low].max()), int(j[j / n >= high].min()) - 1
+
+
+def _similarity_and_null(
+    units: np.ndarray, pairs: np.ndarray, ranks: np.ndarray, chunk_size: int, margin: float = 3.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines of coded pairs, and the order statistics at ``ranks`` of the cosines of all pairs, exact, in one pass.
+
+    A sample of the null brackets each of them; values below a bracket are counted, those within it kept and sorted.
+    """
+    n = len(units)
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(n, size=NULL_SAMPLE), rng.integers(1, n, size=NULL_SAMPLE)
+    sample = np.sort(np.vecdot(units[a], units[(a + b) % n]))
+    slack = margin / np.sqrt(NULL_SAMPLE)  # of the share of the null below a quantile of the sample, in standard errors / 2
+    share = ranks / (n * (n - 1) // 2)
+    low, high = (np.quantile(sample, np.clip(share + side, 0, 1)) for side in (-slack, slack))
+    low[share <= slack], high[share >= 1 - slack] = -np.inf, np.inf
+    first, second = np.divmod(pairs, n)
+    values, below = np.empty(len(pairs)), np.zeros(len(ranks), dtype=np.int64)
+    near: list[list[np.ndarray]] = [[] for _ in ranks]
     for rows, similarity in _similarity_chunks(units, chunk_size):
-        mine = (asked[:, 0] >= rows.start) & (asked[:, 0] < rows.stop)
-        query[mine] = similarity[asked[mine, 0] - rows.start, asked[mine, 1] - rows.start]
-    below, up_to = np.zeros(len(query), dtype=np.int64), np.zeros(len(query), dtype=np.int64)
-    for _, similarity in _similarity_chunks(units, chunk_size):
-        null = np.sort(similarity[np.triu(np.ones(similarity.shape, dtype=bool), k=1)])
-        below += np.searchsorted(null, query, side="left")
-        up_to += np.searchsorted(null, query, side="right")
-    recalled = [np.mean((up_to / n_null <= low) | (below / n_null >= high)) for low, high in thresholds]
-    return Recall(np.array(recalled), len(query), n_null)
+        mine = slice(*np.searchsorted(first, [rows.start, rows.stop]))
+        values[mine] = similarity[first[mine] - rows.start, second[mine] - rows.start]
+        similarity[:, : len(similarity)][np.tri(len(similarity), dtype=bool)] = np.inf  # itself and what came before
+        for i in range(len(ranks)):
+            above = similarity >= low[i]
+            below[i] += above.size - np.count_nonzero(above)
+            above &= similarity <= min(high[i], 2)
+            near[i].append(similarity[above])
+    ends = np.empty(len(ranks))
+    for i, kept in enumerate(map(np.concatenate, near)):
+        if not 0 <= ranks[i] - below[i] < len(kept):  # the sample misled: next to never
+            return _similarity_and_null(units, pairs, ranks, chunk_size, 4 * margin)
+        ends[i] = np.partition(kept, ranks[i] - below[i])[ranks[i] - below[i]]
+    return values, ends
 
 
 def _similarity_chunks(units: np.ndarray, chunk_size: int) -> Iterator[tuple[slice, np.ndarray]]:
