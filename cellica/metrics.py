@@ -5,9 +5,10 @@ nobody: a score is the expected value over the orders of tied candidates.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import digamma
 from threadpoolctl import ThreadpoolController
 
+from cellica.extremes import extremes
+
 TIE = 1e-7  # cosine similarities closer than this are tied
 FEW = 12  # positives a query up to which counting beats sorting
 THRESHOLDS = ((0.05, 0.95), (0.1, 0.9))
 BOOTSTRAPS_AT_ONCE = 100
-NULL_SAMPLE = 2**17  # pairs that say about where in the null a rank lies
 RANKS_AT_ONCE = 2**22
 PAIRS_AT_ONCE = 2**22  # similarities that a thread holds
 N_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -419,7 +421,7 @@ def relationship_recalls(
     recalled = np.zeros((len(every), len(thresholds)), dtype=bool)
     if len(every):
         ranks = np.array([rank for low, high in thresholds for rank in _end_ranks(low, high, n_null)])
-        similarity, ends = _similarity_and_null(unit_rows(profiles), every, ranks, chunk_size)
+        similarity, ends = extremes(unit_rows(profiles), every, ranks, chunk_size=chunk_size)
         recalled = (similarity[:, None] < ends[::2]) | (similarity[:, None] > ends[1::2])
     found = []
     for code, mine in zip(asked, np.split(at, np.cumsum([len(code) for code in asked])[:-1])):
@@ -431,7 +433,7 @@ def relationship_recalls(
 def _pairs_on_map(pairs: np.ndarray, place: Mapping[str, int]) -> np.ndarray:
     """Annotated pairs on the map as sorted codes, first row x number of rows + second."""
     pairs = np.asarray(pairs, dtype=object).reshape(-1, 2)
-    a, b = (np.array([place.get(name, -1) for name in column.tolist()], dtype=np.int64) for column in pairs.T)
+    a, b = (np.fromiter(map(place.get, column, repeat(-1)), np.int64, len(pairs)) for column in pairs.T)
     kept = (a >= 0) & (b >= 0) & (a != b)
     return np.unique(np.minimum(a, b)[kept] * len(place) + np.maximum(a, b)[kept])
 
@@ -440,48 +442,6 @@ def _end_ranks(low: float, high: float, n: int) -> tuple[int, int]:
     """Places (from 0) in the sorted null of the first value beyond the low end, and of the last before the high end."""
     k, j = (int(share * n) + np.arange(-2, 3) for share in (low, high))
     return int(k[k / n <= low].max()), int(j[j / n >= high].min()) - 1
-
-
-def _similarity_and_null(
-    units: np.ndarray, pairs: np.ndarray, ranks: np.ndarray, chunk_size: int, margin: float = 3.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines of coded pairs, and the order statistics at ``ranks`` of the cosines of all pairs, exact, in one pass.
-
-    A sample of the null brackets each of them; values below a bracket are counted, those within it kept and sorted.
-    """
-    n = len(units)
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(n, size=NULL_SAMPLE), rng.integers(1, n, size=NULL_SAMPLE)
-    sample = np.sort(np.vecdot(units[a], units[(a + b) % n]))
-    slack = margin / np.sqrt(NULL_SAMPLE)  # of the share of the null below a quantile of the sample, in standard errors / 2
-    share = ranks / (n * (n - 1) // 2)
-    low, high = (np.quantile(sample, np.clip(share + side, 0, 1)) for side in (-slack, slack))
-    low[share <= slack], high[share >= 1 - slack] = -np.inf, np.inf
-    first, second = np.divmod(pairs, n)
-    values, below = np.empty(len(pairs)), np.zeros(len(ranks), dtype=np.int64)
-    near: list[list[np.ndarray]] = [[] for _ in ranks]
-    for rows, similarity in _similarity_chunks(units, chunk_size):
-        mine = slice(*np.searchsorted(first, [rows.start, rows.stop]))
-        values[mine] = similarity[first[mine] - rows.start, second[mine] - rows.start]
-        similarity[:, : len(similarity)][np.tri(len(similarity), dtype=bool)] = np.inf  # itself and what came before
-        for i in range(len(ranks)):
-            above = similarity >= low[i]
-            below[i] += above.size - np.count_nonzero(above)
-            above &= similarity <= min(high[i], 2)
-            near[i].append(similarity[above])
-    ends = np.empty(len(ranks))
-    for i, kept in enumerate(map(np.concatenate, near)):
-        if not 0 <= ranks[i] - below[i] < len(kept):  # the sample misled: next to never
-            return _similarity_and_null(units, pairs, ranks, chunk_size, 4 * margin)
-        ends[i] = np.partition(kept, ranks[i] - below[i])[ranks[i] - below[i]]
-    return values, ends
-
-
-def _similarity_chunks(units: np.ndarray, chunk_size: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """Chunks of rows and their similarities to themselves and all later rows."""
-    for start in range(0, len(units), chunk_size):
-        rows = slice(start, min(start + chunk_size, len(units)))
-        yield rows, units[rows] @ units[start:].T
 
 
 # ---------------------------------------------------------------------------------------------- variance shares

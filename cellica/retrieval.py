@@ -15,7 +15,7 @@ from cellica.neighbors import (
     nearest_neighbor,
     replicate_retrieval,
 )
-from cellica.relationships import relationship_recall
+from cellica.relationships import cluster_scores, cluster_test, relationship_recall
 from cellica.scores import cautions, gains, summary
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "batch_effect",
     "cautions",
     "class_retrieval",
+    "cluster_scores",
+    "cluster_test",
     "compare",
     "consistency",
     "evaluate",

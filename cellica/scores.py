@@ -15,7 +15,7 @@ import pandas as pd
 
 from cellica import metrics
 from cellica.metrics import Pairs, label_codes
-from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, labels
+from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, first_few, labels
 
 CIRCULAR = "circular:"
 PER_QUERY = "per_query"  # in a table's attrs: what `compare` pairs
@@ -25,10 +25,11 @@ REFERENCE = "none"  # the method over which `compare` gives gains
 
 @dataclass(frozen=True, eq=False)
 class PerQuery:
-    """Score and independent unit of each query, index their obs names. Two are never equal: pandas compares attrs."""
+    """Score, independent unit and class of each query, index their obs names. Two are never equal: pandas compares attrs."""
 
     value: pd.Series
     unit: np.ndarray
+    group: np.ndarray
 
 
 def embedding_of(adata: ad.AnnData, use_rep: str | None) -> np.ndarray:
@@ -78,6 +79,29 @@ def scorable(
     return x, kept, int(np.count_nonzero(role & ~kept)), notes
 
 
+def mean_profiles(
+    adata: ad.AnnData, wells: np.ndarray, keys: Sequence[str], use_rep: str | None
+) -> tuple[np.ndarray, pd.DataFrame, int, list[str]]:
+    """Mean profile of each combination of the columns' values among a role's wells: a map, in order of the values.
+
+    Returns
+    -------
+    Profiles (n x d, float64, all usable), one row of ``keys`` and ``n_wells`` for each, the wells left out, and why.
+    """
+    x, kept, dropped, notes = scorable(adata, wells, keys, use_rep)
+    values = pd.DataFrame({key: labels(adata.obs[kept], key) for key in keys})
+    codes = np.column_stack([label_codes(values[key].to_numpy()) for key in keys])
+    _, first, code = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+    table = values.iloc[first].reset_index(drop=True)
+    profiles = metrics.group_means(x[kept], code.ravel()) if len(table) else x[:0].astype(np.float64)
+    usable = metrics.usable_rows(profiles) if len(table) else np.zeros(0, dtype=bool)
+    if not usable.all():
+        lost = [" ".join(name) for name in table[~usable].to_numpy()]
+        notes.append(f"{len(lost)} mean profiles left out as they are all-zero or constant: {first_few(lost)}")
+    table["n_wells"] = np.bincount(code.ravel(), minlength=len(table))
+    return profiles[usable], table[usable].reset_index(drop=True), dropped, notes
+
+
 def unscored(n: int | np.integer, what: str) -> str:
     """A note that n queries could not be scored; empty where n is 0."""
     return f"{n} {what} without a positive or negative are not scored" if n else ""
@@ -103,10 +127,11 @@ def score_row(
     notes: Iterable[str],
     group: str = "all",
     of: tuple[np.ndarray, np.ndarray] | None = None,
+    interval: tuple[float, float, int] | None = None,
 ) -> tuple:
-    """A row of a score table; ``of``: value and independent unit of each query, for the interval."""
+    """A row of a score table; ``of``: value and independent unit of each query, for the interval, or ``interval`` itself."""
     low, high = metrics.cluster_interval(*of) if of and len(of[0]) else (np.nan, np.nan)
-    n_units = len(set(of[1])) if of else 0
+    low, high, n_units = interval or (low, high, len(set(of[1])) if of else 0)
     known = rep or "X", metric, group, float(value), float(chance), int(n_queries), int(n_dropped), join_notes(notes)
     return (*known, low, high, n_units)
 
