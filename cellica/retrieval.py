@@ -16,6 +16,7 @@ from cellica.neighbors import (
     replicate_retrieval,
 )
 from cellica.relationships import cluster_scores, cluster_test, relationship_recall
+from cellica.replicates import magnitude, replicate_consistency, replicate_scores
 from cellica.scores import cautions, gains, summary
 
 __all__ = [
@@ -30,8 +31,11 @@ __all__ = [
     "consistency",
     "evaluate",
     "gains",
+    "magnitude",
     "nearest_neighbor",
     "relationship_recall",
+    "replicate_consistency",
     "replicate_retrieval",
+    "replicate_scores",
     "summary",
 ]
