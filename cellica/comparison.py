@@ -1,17 +1,38 @@
 """Corrections side by side: each fitted, applied and scored, with paired gains over none."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import joblib
 import numpy as np
 import pandas as pd
 
-from cellica import metrics
+from cellica import __version__, artifacts, metrics
+from cellica.artifacts import PathLike
 from cellica.evaluation import evaluate
+from cellica.parts import prepare
 from cellica.progress import track
 from cellica.schema import EXPERIMENT, PERTURBATION
-from cellica.scores import GAIN, PER_QUERY, REFERENCE, PerQuery, absent_row, embedding_of, join_notes, score_table
+from cellica.scores import (
+    CONFOUNDING,
+    GAIN,
+    ONE_CLASS,
+    PER_QUERY,
+    REFERENCE,
+    PerQuery,
+    absent_row,
+    attempt,
+    embedding_of,
+    join_notes,
+    score_table,
+)
+from cellica.unseen import HELD_OUT, held_out_retrieval
+
+LARGE = 2e7  # values of a representation above which methods are not run in parallel unless asked to
 
 
 def compare(
@@ -26,6 +47,9 @@ def compare(
     anchors: Sequence[str] | None = None,
     random_state: int = 0,
     baselines: bool = True,
+    held_out: bool = True,
+    n_jobs: int | None = None,
+    parts: PathLike | None = None,
     **scoring: Any,
 ) -> pd.DataFrame:
     """Correct by each method and score the result. Changes nothing in ``adata``.
@@ -38,15 +62,24 @@ def compare(
         What to correct: a key of obsm, by default X.
     batch_key, label_key, strata_key, controls, anchors, random_state
         Given to each method and to `evaluate`.
+    held_out
+        Also score wells that no fit has seen: each batch (of more than 12, each of 10 groups) is left out in turn, its
+        treated wells are ranked against those of the others (``replicate_map_held_out``, ``class_map_held_out``). Labels of
+        the perturbations that are scored are hidden from fits that read labels (`heldout.left_out`).
+    n_jobs
+        Methods run at a time, each in a process of its own; by default as many as there are cores, and one for large data
+        (more than 2e7 values).
+    parts
+        Folder that keeps the methods that are finished: a later call with the same data and options goes on from there.
     **scoring
-        Further keywords of `evaluate`: ``class_key``, ``group_key``, ``truth``, ``max_queries``.
+        Further keywords of `evaluate`: ``class_key``, ``group_key``, ``truth``, ``max_queries``, ...
 
     Returns
     -------
     Score table; ``rep`` is ``X_{method}``. Notes hold what the method said of its fit, and that it saw the scored wells.
     A method that cannot run is a row without a value whose note says why. Where ``none`` is among the methods, the columns
     ``gain``, ``gain_low`` and ``gain_high`` hold the difference from it in the retrievals, paired over queries, with its 95 %
-    interval over perturbations (of classes, over groups).
+    interval over perturbations (of classes, over groups). A gain in class retrieval that rests on one class says so.
 
     Raises
     ------
@@ -66,27 +99,88 @@ def compare(
         "anchors": anchors,
         "random_state": random_state,
     }
-    tables = [evaluate(adata, [], baselines=baselines, **roles, **scoring)]
-    per_query = dict(tables[0].attrs[PER_QUERY])
-    for name in track(names, "compare methods"):
-        work = ad.AnnData(obs=adata.obs.copy(), var=adata.var.copy(), X=None if adata.X is None else adata.X.copy())
-        if use_rep not in (None, "X"):
-            work.obsm[use_rep] = embedding_of(adata, use_rep)
-        try:
-            correct.run(work, name, use_rep=use_rep, **roles)
-        except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:  # one method must not end the comparison
-            tables.append(score_table([absent_row(f"X_{name}", "all", error)]))
-            continue
-        table = evaluate(work, [f"X_{name}"], baselines=False, **roles, **scoring)
-        said = [
-            *(note for note in work.uns["cellica"][name]["notes"] if not note.startswith("confounding:")),
-            "" if name == "none" else "fitted on the scored wells (transductive)",
-        ]
-        table["note"] = [join_notes([note, *said]) for note in table["note"]]
-        per_query |= table.attrs[PER_QUERY]
-        tables.append(table)
-    scores = pd.concat([*tables[1:], tables[0]], ignore_index=True)
-    return scores.assign(**_gains(scores, per_query, f"X_{REFERENCE}"))
+    if n_jobs is None:
+        n_jobs = 1 if adata.n_obs * embedding_of(adata, use_rep).shape[1] > LARGE else joblib.cpu_count()
+    folder = None if parts is None else Path(parts)
+    if folder:
+        options = {"use_rep": use_rep, "held_out": held_out, **roles, **scoring}
+        prepare(folder, {"version": __version__, "data": _fingerprint(adata, use_rep), **_settings(options)})
+    own = evaluate(adata, [], baselines=baselines, **roles, **scoring)
+    lean = _lean(adata, use_rep)
+    found = dict(_kept(folder, names))
+    waiting = [name for name in names if name not in found]
+    n_jobs = min(n_jobs, max(len(waiting), 1))
+    threads = None if n_jobs == 1 else max(1, joblib.cpu_count() // n_jobs)
+    with joblib.parallel_config(backend="loky", inner_max_num_threads=threads):
+        results = joblib.Parallel(n_jobs, return_as="generator")(
+            joblib.delayed(_one)(lean, name, use_rep, roles, scoring, held_out) for name in waiting
+        )
+        for name, table in zip(waiting, track(results, "compare methods", len(waiting))):
+            found[name] = table
+            if folder:
+                _keep(table, folder / f"{name}.json")
+    tables = [*(found[name] for name in names), own]
+    scores = pd.concat(tables, ignore_index=True)
+    for table in tables:
+        table.attrs.setdefault(PER_QUERY, {})
+    per_query = {key: one for table in tables for key, one in table.attrs[PER_QUERY].items()}
+    scores = scores.assign(**_gains(scores, per_query, f"X_{REFERENCE}"))
+    design = correct.confounding(adata, **{key: value for key, value in roles.items() if key != "random_state"})
+    scores["note"] = [
+        join_notes([note, _one_class(per_query, rep, metric), *(design.sentences if i == 0 else ())])
+        for i, (rep, metric, note) in enumerate(scores[["rep", "metric", "note"]].itertuples(index=False))
+    ]
+    return scores
+
+
+# ------------------------------------------------------------------------------------------------------ one method
+
+
+def _one(
+    adata: ad.AnnData,
+    name: str,
+    use_rep: str | None,
+    roles: Mapping[str, Any],
+    scoring: Mapping[str, Any],
+    held_out: bool,
+) -> pd.DataFrame:
+    """Scores of one method; one that cannot run must not end the comparison."""
+    from cellica import correct
+
+    rep = f"X_{name}"
+    work = _lean(adata, use_rep)
+    try:
+        correct.run(work, name, use_rep=use_rep, **roles)
+    except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
+        return score_table([absent_row(rep, "all", error)])
+    table = evaluate(work, [rep], baselines=False, **roles, **scoring)
+    said = [note for note in work.uns["cellica"][name]["notes"] if not note.startswith(CONFOUNDING)]
+    if name != REFERENCE:
+        said.append("fitted on the scored wells (transductive)")
+    table["note"] = [join_notes([note, *said]) for note in table["note"]]
+    if not held_out:
+        return table
+    of_class = {key: scoring[key] for key in ("class_key", "group_key", "max_queries") if key in scoring}
+    more = attempt(
+        rep,
+        "replicate_map" + HELD_OUT,
+        lambda: held_out_retrieval(adata, name, use_rep=use_rep, **roles, **of_class),
+    )
+    both = pd.concat([table, more], ignore_index=True)
+    unseen = {(rep, metric): one for metric, one in more.attrs.get(PER_QUERY, {}).items()}
+    both.attrs[PER_QUERY] = {**table.attrs[PER_QUERY], **unseen}
+    return both
+
+
+def _lean(adata: ad.AnnData, use_rep: str | None) -> ad.AnnData:
+    """A copy with nothing but what is corrected."""
+    lean = ad.AnnData(obs=adata.obs.copy(), var=adata.var.copy(), X=None if adata.X is None else adata.X.copy())
+    if use_rep not in (None, "X"):
+        lean.obsm[use_rep] = embedding_of(adata, use_rep)
+    return lean
+
+
+# ---------------------------------------------------------------------------------------------------------- gains
 
 
 def _gains(
@@ -95,12 +189,88 @@ def _gains(
     """Columns ``GAIN`` of a score table: paired over queries, intervals over their units."""
     rows = []
     for rep, metric in zip(scores["rep"], scores["metric"]):
-        mine, theirs = per_query.get((rep, metric)), per_query.get((reference, metric))
-        row = (np.nan, np.nan, np.nan)
-        if mine and theirs and rep != reference:
-            unit = pd.Series(mine.unit, mine.value.index)
-            gain = (mine.value - theirs.value).dropna()
-            if len(gain):
-                row = (float(gain.mean()), *metrics.cluster_interval(gain.to_numpy(), unit[gain.index].to_numpy()))
-        rows.append(row)
+        gain = _gain(per_query, rep, metric, reference)
+        if gain is None or not len(gain):
+            rows.append((np.nan, np.nan, np.nan))
+        else:
+            value = gain["gain"].to_numpy()
+            rows.append((float(value.mean()), *metrics.cluster_interval(value, gain["unit"].to_numpy())))
     return dict(zip(GAIN, map(list, zip(*rows)))) if rows else {name: [] for name in GAIN}
+
+
+def _gain(per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: str, reference: str) -> pd.DataFrame | None:
+    """Difference of each query from the reference, its unit and class."""
+    mine, theirs = per_query.get((rep, metric)), per_query.get((reference, metric))
+    if not mine or not theirs or rep == reference:
+        return None
+    difference = (mine.value - theirs.value).to_numpy() if mine.value.index.equals(theirs.value.index) else None
+    if difference is None:
+        difference = (mine.value - theirs.value.reindex(mine.value.index)).to_numpy()
+    return pd.DataFrame({"gain": difference, "unit": mine.unit, "group": mine.group}).dropna(subset=["gain"])
+
+
+def _one_class(per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: str) -> str:
+    """A warning where an established gain in class retrieval is not established without one of the classes."""
+    gain = _gain(per_query, rep, metric, f"X_{REFERENCE}") if metric.startswith("class_map") else None
+    if gain is None or gain["group"].nunique() < 2:
+        return ""
+    if metrics.cluster_interval(gain["gain"].to_numpy(), gain["unit"].to_numpy())[0] <= 0:
+        return ""
+    sums = gain.groupby("group")["gain"].sum()
+    rest = gain[gain["group"] != sums.idxmax()]
+    low, high = metrics.cluster_interval(rest["gain"].to_numpy(), rest["unit"].to_numpy())
+    if low > 0:
+        return ""
+    return (
+        f"{ONE_CLASS} the gain in {metric} rests on {sums.idxmax()}: without it {rest['gain'].mean():+.3f} "
+        f"({low:+.3f} to {high:+.3f})"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- finished methods
+
+
+def _fingerprint(adata: ad.AnnData, use_rep: str | None) -> str:
+    """SHA-256 of all that is corrected and scored."""
+    obs = pd.util.hash_pandas_object(adata.obs.astype(str)).to_numpy()
+    digest = hashlib.sha256(obs.tobytes())
+    digest.update(np.ascontiguousarray(embedding_of(adata, use_rep)).data)
+    return digest.hexdigest()
+
+
+def _settings(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as text, files by what they hold."""
+    files = {key: Path(value) for key, value in options.items() if isinstance(value, str | Path)}
+    return {key: repr(value) for key, value in options.items()} | {
+        key: artifacts.sha256(file) for key, file in files.items() if file.exists()
+    }
+
+
+def _keep(table: pd.DataFrame, file: Path) -> None:
+    per_query = [
+        [
+            *key,
+            one.value.index.tolist(),
+            one.value.tolist(),
+            one.unit.tolist(),
+            None if one.group is None else one.group.tolist(),
+        ]
+        for key, one in table.attrs.get(PER_QUERY, {}).items()
+    ]
+    artifacts.write_text(json.dumps({"scores": table.to_dict("list"), PER_QUERY: per_query}), file, force=True)
+
+
+def _kept(folder: Path | None, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Methods that an earlier run finished."""
+    files = {name: folder / f"{name}.json" for name in names} if folder else {}
+    for name, file in files.items():
+        if file.exists():
+            kept = json.loads(file.read_text(encoding="utf-8"))
+            table = score_table(list(pd.DataFrame(kept["scores"]).itertuples(index=False, name=None)))
+            table.attrs[PER_QUERY] = {
+                (rep, metric): PerQuery(
+                    pd.Series(value, index), np.array(unit), None if group is None else np.array(group)
+                )
+                for rep, metric, index, value, unit, group in kept[PER_QUERY]
+            }
+            yield name, table

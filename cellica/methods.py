@@ -54,6 +54,7 @@ ON_LABELS = {
     "pca_drop",
     "random_drop",
 }  # fits that see anchors' labels
+JOINT = {"combat", "harmony", "harmony_full"}  # correct only the rows they were fitted on
 
 
 def parse(method: str, options: Mapping[str, Any] | None = None) -> list[str]:

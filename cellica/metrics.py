@@ -25,7 +25,10 @@ THRESHOLDS = ((0.05, 0.95), (0.1, 0.9))
 BOOTSTRAPS_AT_ONCE = 100
 RANKS_AT_ONCE = 2**22
 PAIRS_AT_ONCE = 2**22  # similarities that a thread holds
-N_THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+N_THREADS = (
+    min(_CORES, int(given)) if (given := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(given) else _CORES
+)
 
 
 class Pairs(NamedTuple):

@@ -128,16 +128,10 @@ def replicate_retrieval(
     average precision of the queries that have a positive and a negative, and the mean over random rankings.
     """
     metric = "_".join(["replicate_map", *(["other", *pos_diffby] if pos_diffby else [])])
-    require_columns(adata.obs, [label_key, batch_key, *pos_diffby], "obs")
-    stratum = label_codes(strata_labels(adata.obs, strata_key))
-    within = (stratum,) if stratum.any() else ()
-    positive = column_pairs(adata.obs, [label_key], [batch_key, *pos_diffby], within)
-    negative = column_pairs(adata.obs, [], [label_key, batch_key], within)
     return _mean_average_precision(
         adata,
         metric,
-        positive,
-        negative,
+        *replicate_pairs(adata.obs, batch_key, label_key, strata_key, pos_diffby),
         treated=treated_mask(adata.obs, controls, label_key),
         needed=[label_key, batch_key, *pos_diffby],
         unit=label_key,
@@ -145,6 +139,17 @@ def replicate_retrieval(
         max_queries=max_queries,
         random_state=random_state,
     )
+
+
+def replicate_pairs(
+    obs: pd.DataFrame, batch_key: str, label_key: str, strata_key: str | None, pos_diffby: Sequence[str] = ()
+) -> tuple[Pairs, Pairs]:
+    """Positives and negatives of `replicate_retrieval`."""
+    require_columns(obs, [label_key, batch_key, *pos_diffby], "obs")
+    stratum = label_codes(strata_labels(obs, strata_key))
+    within = (stratum,) if stratum.any() else ()
+    positive = column_pairs(obs, [label_key], [batch_key, *pos_diffby], within)
+    return positive, column_pairs(obs, [], [label_key, batch_key], within)
 
 
 def class_retrieval(
@@ -179,14 +184,21 @@ def class_retrieval(
     return _mean_average_precision(
         adata,
         "class_map",
-        column_pairs(adata.obs, [class_key], [group_key, batch_key]),
-        column_pairs(adata.obs, [], [class_key, group_key, batch_key]),
+        *class_pairs(adata.obs, class_key, group_key, batch_key),
         treated=treated_mask(adata.obs, controls, label_key),
         needed=[class_key, group_key, batch_key],
         unit=group_key,
         use_rep=use_rep,
         max_queries=max_queries,
         random_state=random_state,
+    )
+
+
+def class_pairs(obs: pd.DataFrame, class_key: str, group_key: str, batch_key: str) -> tuple[Pairs, Pairs]:
+    """Positives and negatives of `class_retrieval`."""
+    return (
+        column_pairs(obs, [class_key], [group_key, batch_key]),
+        column_pairs(obs, [], [class_key, group_key, batch_key]),
     )
 
 
@@ -444,5 +456,6 @@ def _mean_average_precision(
         use_rep, metric, mean_of(values), mean_of(chance[scored]), scored.sum(), dropped, notes, of=(values, names)
     )
     table = score_table([row])
-    table.attrs[PER_QUERY] = {metric: PerQuery(pd.Series(values, adata.obs_names[queries][scored]), names)}
+    of = labels(adata.obs, needed[0])[queries][scored].astype(str)
+    table.attrs[PER_QUERY] = {metric: PerQuery(pd.Series(values, adata.obs_names[queries][scored]), names, of)}
     return table

@@ -49,6 +49,22 @@ def claimed(output: artifacts.PathLike) -> Iterator[Path]:
         ) from None
 
 
+def prepare(folder: Path, settings: Mapping[str, object]) -> None:
+    """Make a folder for parts; those of an earlier run with other settings are discarded, and it is said."""
+    settings = json.loads(json.dumps(settings))
+    if folder.exists():
+        try:
+            earlier = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            other = [name for name in {**settings, **earlier} if settings.get(name) != earlier.get(name)]
+        except (OSError, ValueError, TypeError):
+            other = ["settings that cannot be read"]
+        if other:
+            progress.say(f"{folder}: parts of an earlier run are discarded, it had other {', '.join(sorted(other))}")
+            shutil.rmtree(folder)
+    if not folder.exists():
+        artifacts.write_text(json.dumps(settings, indent=1), folder / SETTINGS)
+
+
 class Parts:
     """Rows of a long computation, written to a folder about once a minute and when the block ends.
 
@@ -70,7 +86,7 @@ class Parts:
         self._written = time.monotonic()
         self.n_rows = 0
         if self.folder:
-            self._prepare(self.folder, json.loads(json.dumps(settings)))
+            prepare(self.folder, settings)
             self._find(self.folder)
         self.n_found = self.n_rows
 
@@ -97,21 +113,6 @@ class Parts:
         for file in self.folder.glob("*.npz") if self.folder else ():
             file.unlink()
         self._kept, self.n_rows, self.n_found = [], 0, 0
-
-    def _prepare(self, folder: Path, settings: Mapping[str, object]) -> None:
-        if folder.exists():
-            try:
-                earlier = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-                other = [name for name in {**settings, **earlier} if settings.get(name) != earlier.get(name)]
-            except (OSError, ValueError, TypeError):
-                other = ["settings that cannot be read"]
-            if other:
-                progress.say(
-                    f"{folder}: parts of an earlier run are discarded, it had other {', '.join(sorted(other))}"
-                )
-                shutil.rmtree(folder)
-        if not folder.exists():
-            artifacts.write_text(json.dumps(settings, indent=1), folder / SETTINGS)
 
     def _find(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.npz")):

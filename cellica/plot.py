@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
+from cellica.drawing import COLORS, GREY, MARKERS, axes_of, colormap, figure_of, ink, legend, plain, shortened
 from cellica.schema import (
     EXPERIMENT,
     PLATE,
     QUALITY,
-    SCORE_COLUMNS,
     UNS,
     WELL,
     InputError,
@@ -29,21 +29,18 @@ from cellica.schema import (
     require_columns,
     row_letters,
 )
+from cellica.score_plots import scores as scores
+from cellica.score_plots import tradeoff as tradeoff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from cellica.plates import Plate
 
-COLORS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377")  # Tol, "bright"
-MARKERS = ("o", "^")
-GREY = "#A0A0A0"
 MAX_CATEGORIES = len(COLORS) * len(MARKERS)
 LABEL_COLORS = {"batch": COLORS[1], "biology": COLORS[2], "mixed": COLORS[3], "other": GREY}
 LABEL_MARKERS = {"batch": "s", "biology": "o", "mixed": "D", "other": "."}
 CHANNEL_COLORS = ("#0000FF", "#00FF00", "#FF0000", "#00FFFF", "#FF00FF", "#FFFF00")  # as the plates' own metadata
-BASELINE = "baseline:"
-NOT_APPLICABLE = "not applicable"
 
 # ---------------------------------------------------------------------------------------------- profiles
 
@@ -87,14 +84,14 @@ def embedding(
         )
     pca = PCA(2, random_state=0)
     points = pca.fit_transform(x[finite])
-    ax = _axes(ax, (5.2, 3.6))
+    ax = axes_of(ax, (5.2, 3.6))
     if is_numeric_dtype(values) and not is_bool_dtype(values):
         _scatter_numbers(ax, points, values[finite].to_numpy(dtype=float), name)
     else:
         _scatter_categories(ax, points, labels(pd.DataFrame({name: values[finite]}), name), name)
     share = [f"{100 * ratio:.0f} %" for ratio in pca.explained_variance_ratio_]
     missing = f" ({np.sum(~finite)} wells not finite, not drawn)" if not finite.all() else ""
-    ax.set(xlabel=f"PC 1 ({share[0]})", ylabel=f"PC 2 ({share[1]})", title=_plain(f"{use_rep or 'X'}{missing}"))
+    ax.set(xlabel=f"PC 1 ({share[0]})", ylabel=f"PC 2 ({share[1]})", title=plain(f"{use_rep or 'X'}{missing}"))
     ax.set(xticks=[], yticks=[])
     return ax
 
@@ -103,9 +100,9 @@ def _scatter_numbers(ax: "Axes", points: np.ndarray, values: np.ndarray, name: s
     order = np.random.default_rng(0).permutation(len(points))
     order = order[np.argsort(~np.isnan(values[order]), kind="stable")]  # missing ones, grey, below
     x, y = points[order].T
-    style: dict[str, Any] = {"cmap": _colormap("viridis"), "plotnonfinite": True}
+    style: dict[str, Any] = {"cmap": colormap("viridis"), "plotnonfinite": True}
     drawn = ax.scatter(x, y, c=values[order], s=_size(points), linewidths=0, rasterized=True, **style)
-    _figure(ax).colorbar(drawn, ax=ax, label=_plain(name))
+    figure_of(ax).colorbar(drawn, ax=ax, label=plain(name))
 
 
 def _scatter_categories(ax: "Axes", points: np.ndarray, values: np.ndarray, name: str) -> None:
@@ -136,7 +133,7 @@ def _scatter_categories(ax: "Axes", points: np.ndarray, values: np.ndarray, name
         names.append("none")
         styles.append((GREY, MARKERS[0]))
     handles = [Line2D([], [], color=color, marker=marker, linestyle="") for color, marker in styles]
-    _legend(ax, handles, names, name)
+    legend(ax, handles, names, name)
 
 
 def _size(points: np.ndarray) -> float:
@@ -172,78 +169,29 @@ def components(adata: ad.AnnData, key: str, *, ax: "Axes | None" = None) -> "Axe
     shares = table[["perturbation_r2", "batch_r2"]].astype(float)
     x, y = shares.fillna(unknown).to_numpy().T
     removed = table["removed"].to_numpy(dtype=bool)
-    ax = _axes(ax, (5.2, 3.6))
+    ax = axes_of(ax, (5.2, 3.6))
     for label, color in LABEL_COLORS.items():
         rows = (table["label"] == label).to_numpy()
         if rows.any():
             size = 60 if label == "other" else 28
             ax.scatter(x[rows], y[rows], c=color, s=size, marker=LABEL_MARKERS[label], label=f"{label} ({rows.sum()})")
     if removed.any():
-        ax.scatter(x[removed], y[removed], c=_ink(), s=70, marker="x", linewidths=1, label=f"removed ({removed.sum()})")
+        ax.scatter(x[removed], y[removed], c=ink(), s=70, marker="x", linewidths=1, label=f"removed ({removed.sum()})")
     settings: Mapping[str, Any] = next((step for step in record.get("steps", {}).values() if "batch_r2" in step), {})
     if settings:
         ax.axhline(
-            settings["batch_r2"], color=_ink(), linestyle="--", linewidth=1, label=f"threshold {settings['batch_r2']:g}"
+            settings["batch_r2"], color=ink(), linestyle="--", linewidth=1, label=f"threshold {settings['batch_r2']:g}"
         )
     if settings.get("guard"):
-        ax.plot([0, 1], [0, 1], color=_ink(), linestyle=":", linewidth=1, label="equal shares (guard)")
+        ax.plot([0, 1], [0, 1], color=ink(), linestyle=":", linewidth=1, label="equal shares (guard)")
     if shares["perturbation_r2"].isna().any():
         ax.text(unknown, 1.02, "unknown", ha="center", fontsize="small")
-    ax.set(xlabel="share explained by perturbation", ylabel="share explained by batch", title=_plain(key))
-    _legend(ax, *ax.get_legend_handles_labels())
+    ax.set(xlabel="share explained by perturbation", ylabel="share explained by batch", title=plain(key))
+    legend(ax, *ax.get_legend_handles_labels())
     return ax
 
 
 # ---------------------------------------------------------------------------------------------- scores
-
-
-def scores(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """Bars of one metric, one a representation, each with its chance level.
-
-    Parameters
-    ----------
-    scores
-        Score table (``schema.SCORE_COLUMNS``).
-    metric
-        Which metric, by default the first of the table. Groups of a metric (``CORUM``, ...) have bars of their own.
-
-    Returns
-    -------
-    Axes, first row of the table on top. Baselines (``baseline:...``) come last, apart and hatched; a value that is
-    missing is written as "not applicable".
-
-    Raises
-    ------
-    InputError
-        The table has no such metric, or lacks columns.
-    """
-    require_columns(scores, SCORE_COLUMNS, "the score table")
-    known = list(dict.fromkeys(scores["metric"]))
-    metric = metric or (known[0] if known else "")
-    if metric not in known:
-        raise InputError(f"metric {metric!r} is not in the score table; it has {', '.join(map(str, known)) or 'none'}")
-    rows = scores[scores["metric"] == metric]
-    baseline = rows["rep"].str.startswith(BASELINE).to_numpy()
-    rows = pd.concat([rows[~baseline], rows[baseline]])
-    at = np.arange(len(rows)) + 0.6 * np.sort(baseline)
-    names = [rep if group == "all" else f"{rep}, {group}" for rep, group in zip(rows["rep"], rows["group"])]
-    value, chance = (rows[column].to_numpy(dtype=float) for column in ("value", "chance"))
-
-    ax = _axes(ax, (5.2, 0.9 + 0.26 * len(rows)))
-    colors = np.where(np.sort(baseline), GREY, COLORS[0])
-    bars = ax.barh(at, np.nan_to_num(value), height=0.7, color=colors)
-    for bar, apart in zip(bars, np.sort(baseline)):
-        bar.set_hatch("///" if apart else "")
-    ax.vlines(chance, at - 0.45, at + 0.45, color=COLORS[1], linewidth=2, label="chance")
-    for y, v, beside in zip(at, value, np.fmax(np.fmax(value, chance), 0)):
-        text = NOT_APPLICABLE if np.isnan(v) else f"{v:.3g}"
-        ax.annotate(text, (beside, y), (5, 0), textcoords="offset points", va="center", fontsize="small")
-    ax.set_yticks(at, [_plain(_short(name, 32)) for name in names])
-    ax.axvline(0, color=_ink(), linewidth=0.8)
-    ax.margins(x=0.2)
-    ax.invert_yaxis()
-    ax.set(title=_plain(metric), xlabel="value (upright mark: chance)")
-    return ax
 
 
 # ---------------------------------------------------------------------------------------------- plates
@@ -308,12 +256,12 @@ def plate_map(
     if len(known) and known.min() < 0 < known.max():
         limit = np.percentile(np.abs(known), 99)
         style = {"cmap": "PuOr_r", "vmin": -limit, "vmax": limit}
-    ax = _axes(ax, (5.2, 3.4))
+    ax = axes_of(ax, (5.2, 3.4))
     image = ax.imshow(np.ma.masked_invalid(grid), interpolation="none", extent=_extent(grid.shape), **style)
     _plate_ticks(ax, grid.shape)
-    ax.set_title(_plain(plate))
+    ax.set_title(plain(plate))
     if colorbar:
-        _figure(ax).colorbar(image, ax=ax, label=_plain(name), shrink=0.8)
+        figure_of(ax).colorbar(image, ax=ax, label=plain(name), shrink=0.8)
     return ax
 
 
@@ -357,10 +305,10 @@ def plate_summary(adata: ad.AnnData | pd.DataFrame, *, plate: str) -> "Axes":
             known = values[name].dropna()
             image.set(cmap="cividis", clim=np.percentile(known, (1, 99)) if len(known) else (0, 1))
             figure.colorbar(image, ax=ax, shrink=0.8)
-            ax.set(title=_plain(_short(name, 24)), xticks=[], yticks=[])
+            ax.set(title=plain(shortened(name, 24)), xticks=[], yticks=[])
         for ax in axes[len(names) :]:
             ax.remove()
-    figure.suptitle(_plain(f"{plate}, {table.obs.loc[plate_names(obs) == plate, WELL].nunique()} wells"))
+    figure.suptitle(plain(f"{plate}, {table.obs.loc[plate_names(obs) == plate, WELL].nunique()} wells"))
     return grid[0, 0]
 
 
@@ -413,12 +361,12 @@ def field(plate: "Plate", site: str, *, ax: "Axes | None" = None) -> "Axes":
     strip = np.zeros((height, len(tiles) * (width + gap) - gap, 4), np.uint8)
     for i, tile in enumerate(tiles):
         strip[:, i * (width + gap) :][:, :width] = _opaque(tile)
-    ax = _axes(ax, (1.6 * len(tiles), 1.6 * height / width + 0.5))
+    ax = axes_of(ax, (1.6 * len(tiles), 1.6 * height / width + 0.5))
     ax.imshow(strip, interpolation="none")
     middle = (np.arange(len(tiles)) * (width + gap)) + width / 2
-    ax.set_xticks(middle, [_plain(_short(name, 16)) for name in ("all", *plate.channels)])
+    ax.set_xticks(middle, [plain(shortened(name, 16)) for name in ("all", *plate.channels)])
     ax.tick_params(length=0, bottom=False, labelbottom=False, labeltop=True)
-    ax.set(yticks=[], title=_plain(site))
+    ax.set(yticks=[], title=plain(site))
     ax.spines[:].set_visible(False)
     return ax
 
@@ -447,10 +395,10 @@ def plate_picture(plate: "Plate", *, size: int = 32, ax: "Axes | None" = None) -
     mosaic = np.zeros((shape[0] * (size + 1), shape[1] * (size + 1), 4), np.uint8)
     for well, picture in zip(wells, pictures):
         mosaic[well.row * (size + 1) :, well.column * (size + 1) :][:size, :size] = _opaque(picture)
-    ax = _axes(ax, (8, 8 * shape[0] / shape[1] + 0.4))
+    ax = axes_of(ax, (8, 8 * shape[0] / shape[1] + 0.4))
     ax.imshow(mosaic, interpolation="none", extent=_extent(shape))
     _plate_ticks(ax, shape)
-    ax.set_title(_plain(plate.name))
+    ax.set_title(plain(plate.name))
     return ax
 
 
@@ -499,33 +447,6 @@ def _opaque(picture: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------- axes and labels
 
 
-def _axes(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
-    if ax is not None:
-        return ax
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=size, layout="constrained").subplots()
-
-
-def _figure(ax: "Axes") -> Any:
-    return ax.get_figure(root=True)
-
-
-def _legend(ax: "Axes", handles: Sequence[Any], names: Sequence[str], title: str = "") -> None:
-    texts = [_plain(_short(str(name), 24)) for name in names]
-    ax.legend(
-        handles,
-        [f"\N{WORD JOINER}{text}" if text.startswith("_") else text for text in texts],  # matplotlib drops "_..."
-        title=_plain(title),
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        borderaxespad=0,
-        frameon=False,
-        fontsize="small",
-        title_fontsize="small",
-    )
-
-
 def _plate_ticks(ax: "Axes", shape: tuple[int, ...]) -> None:
     rows, columns = shape
     every = 1 if columns <= 12 else 2 if columns <= 24 else 4
@@ -537,27 +458,6 @@ def _plate_ticks(ax: "Axes", shape: tuple[int, ...]) -> None:
 
 def _extent(shape: tuple[int, ...]) -> tuple[float, float, float, float]:
     return 0.5, shape[1] + 0.5, shape[0] + 0.5, 0.5
-
-
-def _colormap(name: str) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps[name].with_extremes(bad=GREY)
-
-
-def _ink() -> str:
-    from matplotlib import rcParams
-
-    return rcParams["text.color"]
-
-
-def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
-    return text.replace("$", r"\$")
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 # ---------------------------------------------------------------------------------------------- values

@@ -24,6 +24,7 @@ from cellica.artifacts import PathLike
 from cellica.plates import Plate
 from cellica.progress import track
 from cellica.schema import CELL_TYPE, CONTROL, EXPERIMENT, PERTURBATION, PLATE, SCORE_COLUMNS, UNS, WELL, InputError
+from cellica.score_plots import NOT_APPLICABLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -387,7 +388,7 @@ def _scores(scores: pd.DataFrame) -> dict[str, Any]:
     value = retrieval.summary(scores)
     chance = retrieval.summary(scores.assign(value=scores["chance"])).reindex_like(value)
     cells = [
-        [(plot.NOT_APPLICABLE, "") if np.isnan(v) else (_number(v), _number(c)) for v, c in zip(*row)]
+        [(NOT_APPLICABLE, "") if np.isnan(v) else (_number(v), _number(c)) for v, c in zip(*row)]
         for row in zip(value.to_numpy(), chance.to_numpy())
     ]
     metrics = [metric for metric in dict.fromkeys(scores["metric"]) if metric != "all"]

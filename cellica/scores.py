@@ -17,7 +17,7 @@ from cellica import metrics
 from cellica.metrics import Pairs, label_codes
 from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, first_few, labels
 
-CIRCULAR = "circular:"
+CIRCULAR, CONFOUNDING, ONE_CLASS = "circular:", "confounding:", "one class:"  # begin notes that a reader must mind
 PER_QUERY = "per_query"  # in a table's attrs: what `compare` pairs
 GAIN = ("gain", "gain_low", "gain_high")
 REFERENCE = "none"  # the method over which `compare` gives gains
@@ -29,7 +29,7 @@ class PerQuery:
 
     value: pd.Series
     unit: np.ndarray
-    group: np.ndarray
+    group: np.ndarray | None = None
 
 
 def embedding_of(adata: ad.AnnData, use_rep: str | None) -> np.ndarray:
@@ -102,6 +102,18 @@ def mean_profiles(
     return profiles[usable], table[usable].reset_index(drop=True), dropped, notes
 
 
+def spelling_hint(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    """A note where names of two lists that did not match differ in case or spaces alone; empty where none do."""
+    plain = {"".join(name.split()).casefold(): name for name in mine}
+    alike = [(plain[key], name) for name in theirs if (key := "".join(name.split()).casefold()) in plain]
+    examples = first_few((f"{a} and {b}" for a, b in alike), 3)
+    return (
+        [f"{len(alike)} names differ in case or spaces alone ({examples}): write them alike to match them"]
+        if alike
+        else []
+    )
+
+
 def unscored(n: int | np.integer, what: str) -> str:
     """A note that n queries could not be scored; empty where n is 0."""
     return f"{n} {what} without a positive or negative are not scored" if n else ""
@@ -171,22 +183,26 @@ def gains(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def cautions(scores: pd.DataFrame) -> list[str]:
-    """What a reader of the bare values must know: circular scores, over-correction, and why a score is not there.
+    """What a reader of the bare values must know: confounding, circular scores, gains that rest on one class,
+    over-correction, and why a score is not there.
 
     One text a cause, with the representations it holds for where that is not all of them.
     """
     causes: dict[str, list[str]] = {}
+    of_design: dict[str, None] = {}
     for rep, metric, value, note in scores[["rep", "metric", "value", "note"]].itertuples(index=False):
         parts = str(note).split("; ")
         if np.isnan(value):
             causes.setdefault(parts[0] if metric == "all" else f"{metric} {parts[0]}", []).append(rep)
         for part in parts:
-            if part.startswith(CIRCULAR):
+            if part.startswith((CIRCULAR, ONE_CLASS)):
                 causes.setdefault(part, []).append(rep)
+            elif part.startswith(CONFOUNDING):
+                of_design.setdefault(part)
     n_reps = scores.loc[scores["metric"] != "all", "rep"].nunique()
     unique = {cause: list(dict.fromkeys(reps)) for cause, reps in causes.items()}
     found = [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
-    return [*found, *_over_corrected(scores)]
+    return [*of_design, *found, *_over_corrected(scores)]
 
 
 def _over_corrected(scores: pd.DataFrame) -> list[str]:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cellica.methods import FITS, ON_LABELS, chain_of, fit_chain, options_of, parse
-from cellica.metrics import Pairs, average_precision, label_codes
-from cellica.roles import Roles, only
+from cellica.heldout import OWN, Task, left_out
+from cellica.methods import FITS, ON_LABELS, options_of, parse
+from cellica.metrics import Pairs, label_codes
+from cellica.roles import Roles
 from cellica.schema import InputError, first_few
 
 RIDGES = (0.001, 0.01, 0.1, 1.0)
 MAX_BATCHES, MAX_QUERIES = 6, 1000  # batches left out in turn, and queries in each
 N_BOOTSTRAPS = 2000
 FEWEST = 8  # perturbations below which no interval is believed
-OWN = -1.0  # stands for each method's own default, where a chain's methods have different ones
 PLAIN = ("center+sphere", "sphere", "wccn")
 
 
@@ -44,88 +44,41 @@ def leave_one_batch_out(
     InputError
         No perturbation has treated wells in several batches, or the chain cannot be fitted without any of the batches.
     """
-    steps = parse(method)
-    folds = _folds(roles, steps, random_state)
     diff = [label_codes(roles.well)] if roles.well is not None and _moves(roles, roles.well) else []
     label, stratum, batch = label_codes(roles.label), label_codes(roles.strata), label_codes(roles.batch)
-    positive = Pairs([label, stratum], [batch, *diff])
-    negative = Pairs([stratum], [label, batch])
-    rng = np.random.default_rng(random_state)
-    names = _crossing_batches(roles)
-    rows, reasons = [], []
-    for name in names if len(names) <= MAX_BATCHES else sorted(rng.choice(names, MAX_BATCHES, replace=False)):
-        out = roles.batch.astype(str) == name
-        for hidden in folds:
-            queries = np.flatnonzero(out & roles.treated & np.isin(roles.label, hidden))
-            if len(queries) > MAX_QUERIES:
-                queries = rng.choice(queries, MAX_QUERIES, replace=False)
-            try:
-                corrected = _corrected(x, roles, ~out, hidden if len(folds) > 1 else hidden[:0], steps, ridges, options)
-            except InputError as error:
-                reasons.append(f"without {name}: {error}")
-                continue
-            for ridge, y in corrected:
-                found = average_precision(
-                    y, positive, negative, queries=queries, candidates=np.flatnonzero(~out & roles.treated)
-                )
-                scored = np.isfinite(found.value) & (found.n_neg > 0)
-                per = pd.Series(found.value[scored]).groupby(roles.label[queries][scored].astype(str)).mean()
-                rows.append(
-                    pd.DataFrame({"ridge": ridge, "batch": name, "perturbation": per.index, "value": per.values})
-                )
-    found_any = pd.concat(rows, ignore_index=True) if rows else pd.DataFrame()
-    if not len(found_any):
-        raise InputError(
-            f"{method} cannot be tried with batches left out: {reasons[0] if reasons else 'no query has a replicate elsewhere'}"
-        )
-    return found_any
+    task = Task(Pairs([label, stratum], [batch, *diff]), Pairs([stratum], [label, batch]), roles.treated)
+    names = crossing_batches(roles)
+    if len(names) > MAX_BATCHES:
+        names = sorted(np.random.default_rng(random_state).choice(names, MAX_BATCHES, replace=False))
+    found = left_out(
+        x,
+        roles,
+        method,
+        {"replicates": task},
+        [[name] for name in names],
+        ridges=ridges,
+        options=options,
+        max_queries=MAX_QUERIES,
+        random_state=random_state,
+    )
+    found["perturbation"] = roles.label[found["row"]].astype(str)
+    by = ["ridge", "batch", "perturbation"]
+    return found.groupby(by, dropna=False, sort=False)["value"].mean().reset_index()
 
 
-def _corrected(
-    x: np.ndarray,
-    roles: Roles,
-    train: np.ndarray,
-    hidden: np.ndarray,
-    steps: Sequence[str],
-    ridges: Sequence[float],
-    options: Mapping[str, Any],
-) -> list[tuple[float, np.ndarray]]:
-    """All rows, corrected by fits to the training rows; what comes before the first ridge is fitted once."""
-    seen = roles.take(train)
-    secret = np.isin(seen.label, hidden) & ~seen.control
-    seen.label = only(seen.label, ~secret)
-    seen.anchor = seen.anchor & ~secret
-    whole = roles.take(np.ones(len(x), dtype=bool))
-    chain = chain_of(steps)
-    first = next((i for i, fit in enumerate(chain) if "ridge" in options_of(fit)), len(chain))
-    before, _, x_train = fit_chain(x[train], seen, chain[:first], options)
-    x_all = before.apply(x, whole)
-    if first == len(chain):
-        return [(float("nan"), x_all)]
-    corrected = []
-    for ridge in ridges:
-        given = dict(options) if ridge == OWN else {**options, "ridge": ridge}
-        after, _, _ = fit_chain(x_train, seen, chain[first:], given)
-        corrected.append((ridge, after.apply(x_all, whole)))
-    return corrected
+def crossing_batches(roles: Roles) -> list[str]:
+    """Batches with treated wells of perturbations that other batches of their stratum hold.
 
-
-def _crossing_batches(roles: Roles) -> list[str]:
-    """Batches with treated wells of perturbations that other batches of their stratum hold."""
+    Raises
+    ------
+    InputError
+        There are none.
+    """
     wells = pd.DataFrame({"cell": roles.cells, "batch": roles.batch.astype(str)})[roles.treated].drop_duplicates()
     shared = wells[wells.groupby("cell")["batch"].transform("size") > 1]
     if not len(shared):
         raise InputError("no perturbation has treated wells in several batches of its stratum")
     return sorted(shared["batch"].unique())
-
-
-def _folds(roles: Roles, steps: Sequence[str], random_state: int) -> list[np.ndarray]:
-    """Perturbations to score: all at once, or in two halves where labels of anchors enter the fit."""
-    names = np.unique(roles.label[roles.treated].astype(str))
-    if not ON_LABELS & set(steps) or len(names) < 4:
-        return [names]
-    shuffled = np.random.default_rng(random_state).permutation(names)
-    return [shuffled[0::2], shuffled[1::2]]
 
 
 def _moves(roles: Roles, well: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cellica import artifacts, correct, tuning
+from cellica import artifacts, correct, heldout, tuning
 from cellica.schema import InputError
 
 
@@ -106,13 +106,13 @@ def test_labels_of_scored_perturbations_are_hidden_from_fits_on_anchors():
 
 
 def test_fits_never_see_the_batch_or_the_labels_that_are_scored(monkeypatch):
-    seen, fit_chain = [], tuning.fit_chain
+    seen, fit_chain = [], heldout.fit_chain
 
     def watched(x, wells, *arguments):
         seen.append(wells)
         return fit_chain(x, wells, *arguments)
 
-    monkeypatch.setattr(tuning, "fit_chain", watched)
+    monkeypatch.setattr(heldout, "fit_chain", watched)
     trials = tuning.leave_one_batch_out(*arrays(screen()), "ica_drop+sphere", [0.01], {"check_stability": False}, 0)
     assert len(seen) == 4 * 2 * 2  # batches, halves of the perturbations, before and after the first ridge
     for wells in seen:
