@@ -1,12 +1,13 @@
 """Scores of an AnnData: does a representation find what belongs together, and how much batch is left in it?
 
-The public face of `neighbors`, `relationships`, `batch_effects`, `evaluation` and `comparison`; the tables they give are
+The public face of `neighbors`, `relationships`, `generalization`, `batch_effects`, `evaluation` and `comparison`; the tables they give are
 described in `scores`.
 """
 
 from cellica.batch_effects import batch_effect
 from cellica.comparison import compare
 from cellica.evaluation import evaluate
+from cellica.generalization import holdout_auroc, holdout_probes, knn_accuracy, probe_accuracy, sirna_accuracy
 from cellica.neighbors import (
     activity,
     average_precision,
@@ -31,11 +32,16 @@ __all__ = [
     "consistency",
     "evaluate",
     "gains",
+    "holdout_auroc",
+    "holdout_probes",
+    "knn_accuracy",
     "magnitude",
     "nearest_neighbor",
+    "probe_accuracy",
     "relationship_recall",
     "replicate_consistency",
     "replicate_retrieval",
     "replicate_scores",
+    "sirna_accuracy",
     "summary",
 ]
