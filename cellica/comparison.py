@@ -11,7 +11,7 @@ import joblib
 import numpy as np
 import pandas as pd
 
-from cellica import __version__, artifacts, metrics
+from cellica import __version__, artifacts, metrics, progress
 from cellica.artifacts import PathLike
 from cellica.evaluation import evaluate
 from cellica.parts import prepare
@@ -32,7 +32,7 @@ from cellica.scores import (
 )
 from cellica.unseen import HELD_OUT, held_out_retrieval
 
-LARGE = 2e7  # values of a representation above which methods are not run in parallel unless asked to
+PARALLEL = 2e5, 2e7  # values of a representation: below, processes cost more than they save; above, too much memory
 
 
 def compare(
@@ -67,8 +67,8 @@ def compare(
         treated wells are ranked against those of the others (``replicate_map_held_out``, ``class_map_held_out``). Labels of
         the perturbations that are scored are hidden from fits that read labels (`heldout.left_out`).
     n_jobs
-        Methods run at a time, each in a process of its own; by default as many as there are cores, and one for large data
-        (more than 2e7 values).
+        Methods run at a time, each in a process of its own; by default as many as there are cores, and one where a
+        representation has fewer than 2e5 or more than 2e7 values.
     parts
         Folder that keeps the methods that are finished: a later call with the same data and options goes on from there.
     **scoring
@@ -100,7 +100,7 @@ def compare(
         "random_state": random_state,
     }
     if n_jobs is None:
-        n_jobs = 1 if adata.n_obs * embedding_of(adata, use_rep).shape[1] > LARGE else joblib.cpu_count()
+        n_jobs = joblib.cpu_count() if PARALLEL[0] <= embedding_of(adata, use_rep).size <= PARALLEL[1] else 1
     folder = None if parts is None else Path(parts)
     if folder:
         options = {"use_rep": use_rep, "held_out": held_out, **roles, **scoring}
@@ -264,13 +264,16 @@ def _kept(folder: Path | None, names: Sequence[str]) -> Iterator[tuple[str, pd.D
     """Methods that an earlier run finished."""
     files = {name: folder / f"{name}.json" for name in names} if folder else {}
     for name, file in files.items():
-        if file.exists():
+        if not file.exists():
+            continue
+        try:
             kept = json.loads(file.read_text(encoding="utf-8"))
             table = score_table(list(pd.DataFrame(kept["scores"]).itertuples(index=False, name=None)))
             table.attrs[PER_QUERY] = {
-                (rep, metric): PerQuery(
-                    pd.Series(value, index), np.array(unit), None if group is None else np.array(group)
-                )
+                (rep, metric): PerQuery(pd.Series(value, index), np.array(unit), group and np.array(group))
                 for rep, metric, index, value, unit, group in kept[PER_QUERY]
             }
-            yield name, table
+        except (ValueError, KeyError, TypeError) as error:
+            progress.say(f"{file} is damaged and done again ({error})")
+            continue
+        yield name, table

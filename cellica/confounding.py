@@ -203,7 +203,7 @@ def _on_batches(
             "controls and anchors join them" if everywhere and joined else "nor do controls or anchors join all of them"
         )
         found.append(
-            f"{len(alone)} of {len(batches)} batches share no treated perturbation with another ({first_few(alone, 3)}); {how}"
+            f"{len(alone)} of {len(batches)} batches share no treated perturbation with another ({first_few(alone, 3)}), {how}"
         )
     return found
 

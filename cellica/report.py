@@ -23,8 +23,20 @@ from cellica import __version__, artifacts, plot, retrieval, schema
 from cellica.artifacts import PathLike
 from cellica.plates import Plate
 from cellica.progress import track
-from cellica.schema import CELL_TYPE, CONTROL, EXPERIMENT, PERTURBATION, PLATE, SCORE_COLUMNS, UNS, WELL, InputError
+from cellica.schema import (
+    CELL_TYPE,
+    CONTROL,
+    EXPERIMENT,
+    INTERVAL_COLUMNS,
+    PERTURBATION,
+    PLATE,
+    SCORE_COLUMNS,
+    UNS,
+    WELL,
+    InputError,
+)
 from cellica.score_plots import NOT_APPLICABLE
+from cellica.scores import GAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,9 +165,11 @@ def read_scores(path: PathLike) -> pd.DataFrame:
     """
     path = artifacts.require_file(path, "score table")
     try:
-        table = pd.read_csv(path, keep_default_na=False, na_values={"value": [""], "chance": [""]})
+        numeric = ["value", "chance", *INTERVAL_COLUMNS, *GAIN]
+        table = pd.read_csv(path, keep_default_na=False, na_values=dict.fromkeys(numeric, [""]))
         schema.require_columns(table, SCORE_COLUMNS, str(path))
-        return table.astype({"value": float, "chance": float, "n_queries": int, "n_dropped": int})
+        floats = {name: float for name in numeric if name in table and name != "n_units"}
+        return table.astype({**floats, "n_queries": int, "n_dropped": int})
     except (ValueError, OSError) as error:
         raise InputError(f"{path} is no score table that evaluate or compare wrote ({error})") from error
 
