@@ -133,14 +133,14 @@ def drawn_mean_cosine(
     found = []
     for start in range(0, size, step := max(1, DRAWS_AT_ONCE // max(1, *map(len, pools)))):
         draws = min(step, size - start)
-        drawn = [pool[_subsets(len(pool), count, draws, rng)] for pool, count in zip(pools, counts)]
+        drawn = [pool[subsets(len(pool), count, draws, rng)] for pool, count in zip(pools, counts)]
         row = np.hstack(drawn).ravel()
         chosen = csr_array((np.ones(len(row)), row, np.arange(0, len(row) + 1, n)), shape=(draws, len(units)))
         found.append(_from_sums(chosen @ units, n))
     return np.concatenate(found)
 
 
-def _subsets(n: int, k: int, size: int, rng: np.random.Generator) -> np.ndarray:
+def subsets(n: int, k: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Random subsets (size x k) of 0 ... n - 1."""
     if k >= n:
         return np.tile(np.arange(n), (size, 1))
@@ -193,7 +193,7 @@ def energy_distance(
     for n in np.unique(sizes):
         pooled = np.empty((m + n, m + n))  # distances of controls, then of a group
         pooled[:m, :m] = of_controls
-        draws = _subsets(m + n, int(n), n_permutations, np.random.default_rng([random_state, int(n)]))
+        draws = subsets(m + n, int(n), n_permutations, np.random.default_rng([random_state, int(n)]))
         for i in np.flatnonzero(sizes == n).tolist():
             x = profiles[groups[i]]
             pooled[m:, m:] = _distances(x, x, same=True)
@@ -256,6 +256,18 @@ def ranking_scores(positives: np.ndarray, negatives: np.ndarray) -> tuple[np.nda
     above = (negatives[:, None, :] > positives[:, None]).sum(axis=2)
     hits = (positives >= positives[:, None]).sum(axis=1)
     return (hits / (hits + at_least)).mean(axis=1), 1 - (above + at_least).mean(axis=1) / 2 / negatives.shape[1]
+
+
+def quantile_interval(
+    values: np.ndarray, share: float, *, level: float = 0.95, n_bootstraps: int = 2000, random_state: int = 0
+) -> tuple[float, float, int]:
+    """Bootstrap interval of a quantile of values (n,), each a unit of its own, and n; NaN with fewer than 2."""
+    n = len(values)
+    if n < 2:
+        return float("nan"), float("nan"), n
+    drawn = np.random.default_rng(random_state).integers(n, size=(n_bootstraps, n))
+    low, high = np.quantile(np.quantile(values[drawn], share, axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high), n
 
 
 # ---------------------------------------------------------------------------------------------- chromosome arms

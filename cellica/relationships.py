@@ -12,7 +12,7 @@ from cellica import maps, metrics
 from cellica.artifacts import PathLike, require_file
 from cellica.metrics import THRESHOLDS
 from cellica.schema import PERTURBATION, InputError, first_few, require_columns, treated_mask
-from cellica.scores import mean_profiles, score_row, score_table
+from cellica.scores import mean_profiles, score_row, score_table, spelling_hint
 
 MIN_ENTITIES = 20  # fewest perturbations of a map on which known relationships are scored
 MIN_MEMBERS = 10  # fewest perturbations of a cluster that is tested
@@ -95,18 +95,6 @@ def unmatched(names: Sequence[str], pairs: np.ndarray) -> list[str]:
             f"{np.count_nonzero(n_absent == 2)} both, which are not on the map ({first_few(strange, 3)})"
         )
     return [*notes, *spelling_hint(alone, strange)]
-
-
-def spelling_hint(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
-    """A note where names of two lists that did not match differ in case or spaces alone; empty where none do."""
-    plain = {"".join(name.split()).casefold(): name for name in mine}
-    alike = [(plain[key], name) for name in theirs if (key := "".join(name.split()).casefold()) in plain]
-    examples = first_few((f"{a} and {b}" for a, b in alike), 3)
-    return (
-        [f"{len(alike)} names differ in case or spaces alone ({examples}): write them alike to match them"]
-        if alike
-        else []
-    )
 
 
 def cluster_test(

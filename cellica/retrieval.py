@@ -6,6 +6,7 @@ described in `scores`.
 
 from cellica.batch_effects import batch_effect
 from cellica.comparison import compare
+from cellica.compounds import compound_gene, compound_gene_detail
 from cellica.evaluation import evaluate
 from cellica.generalization import holdout_auroc, holdout_probes, knn_accuracy, probe_accuracy, sirna_accuracy
 from cellica.neighbors import (
@@ -19,6 +20,7 @@ from cellica.neighbors import (
 from cellica.relationships import cluster_scores, cluster_test, relationship_recall
 from cellica.replicates import magnitude, replicate_consistency, replicate_scores
 from cellica.scores import cautions, gains, summary
+from cellica.unseen import held_out_retrieval
 
 __all__ = [
     "activity",
@@ -29,9 +31,12 @@ __all__ = [
     "cluster_scores",
     "cluster_test",
     "compare",
+    "compound_gene",
+    "compound_gene_detail",
     "consistency",
     "evaluate",
     "gains",
+    "held_out_retrieval",
     "holdout_auroc",
     "holdout_probes",
     "knn_accuracy",
