@@ -4,7 +4,7 @@ A map holds one row a perturbation. Rows are usable (`metrics.usable_rows`) and 
 they are centred on is the caller's choice.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -305,26 +305,21 @@ def without_arm_means(
     return corrected, changed
 
 
-def within_group_auroc(profiles: np.ndarray, codes: np.ndarray) -> float:
-    """Chance that a cosine of two rows of one group exceeds one of two rows of different groups; .5 without a bias.
+def group_auroc(profiles: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Chance (n,) that a row is more similar to one of its group than to one of another; .5 without any likeness.
 
-    Rows with a negative code are left out. NaN where there is no pair of either kind.
+    Ties count half. Rows with a negative code are left out; NaN for them, and where there is no other row of the group or
+    none of another.
     """
-    known = codes >= 0
-    units, codes = unit_rows(profiles[known]).astype(np.float32), codes[known]
-    within, between = [], []
-    for similarity, same in _upper(units, codes):
-        within.append(similarity[same])
-        between.append(similarity[~same])
-    inside, outside = (np.concatenate([np.empty(0), *part]) for part in (within, between))
-    if not len(inside) or not len(outside):
-        return float("nan")
-    outside.sort()
-    below = np.searchsorted(outside, inside, side="left") + np.searchsorted(outside, inside, side="right")
-    return float(below.mean() / 2 / len(outside))
-
-
-def _upper(units: np.ndarray, codes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cosines of each row to all later ones, and whether they share its code."""
-    for i in range(len(units) - 1):
-        yield units[i + 1 :] @ units[i], codes[i + 1 :] == codes[i]
+    units = unit_rows(profiles)
+    known = np.flatnonzero(codes >= 0)
+    value = np.full(len(codes), np.nan)
+    for i in known:
+        others = known[known != i]
+        similarity = units[others] @ units[i]
+        same = codes[others] == codes[i]
+        inside, outside = similarity[same], np.sort(similarity[~same])
+        if len(inside) and len(outside):
+            below = np.searchsorted(outside, inside, side="left") + np.searchsorted(outside, inside, side="right")
+            value[i] = below.mean() / 2 / len(outside)
+    return value

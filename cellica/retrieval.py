@@ -9,6 +9,7 @@ from cellica.comparison import compare
 from cellica.compounds import compound_gene, compound_gene_detail
 from cellica.evaluation import evaluate
 from cellica.generalization import holdout_auroc, holdout_probes, knn_accuracy, probe_accuracy, sirna_accuracy
+from cellica.guides import arm_bias, correct_arms, genes_of_guides, guide_agreement
 from cellica.neighbors import (
     activity,
     average_precision,
@@ -24,6 +25,7 @@ from cellica.unseen import held_out_retrieval
 
 __all__ = [
     "activity",
+    "arm_bias",
     "average_precision",
     "batch_effect",
     "cautions",
@@ -34,8 +36,11 @@ __all__ = [
     "compound_gene",
     "compound_gene_detail",
     "consistency",
+    "correct_arms",
     "evaluate",
     "gains",
+    "genes_of_guides",
+    "guide_agreement",
     "held_out_retrieval",
     "holdout_auroc",
     "holdout_probes",
