@@ -48,6 +48,7 @@ __all__ = [
     "magnitude",
     "nearest_neighbor",
     "probe_accuracy",
+    "pyproject.toml=/tmp/py_mine.toml",
     "relationship_recall",
     "replicate_consistency",
     "replicate_retrieval",
