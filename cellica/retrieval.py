@@ -4,12 +4,13 @@ The public face of `neighbors`, `relationships`, `generalization`, `batch_effect
 described in `scores`.
 """
 
-from cellica.batch_effects import batch_effect
+from cellica.batch_effects import batch_effect, batch_probe
 from cellica.comparison import compare
 from cellica.compounds import compound_gene, compound_gene_detail
 from cellica.evaluation import evaluate
 from cellica.generalization import holdout_auroc, holdout_probes, knn_accuracy, probe_accuracy, sirna_accuracy
 from cellica.guides import arm_bias, correct_arms, genes_of_guides, guide_agreement
+from cellica.integration import integration
 from cellica.neighbors import (
     activity,
     average_precision,
@@ -28,6 +29,7 @@ __all__ = [
     "arm_bias",
     "average_precision",
     "batch_effect",
+    "batch_probe",
     "cautions",
     "class_retrieval",
     "cluster_scores",
@@ -44,11 +46,11 @@ __all__ = [
     "held_out_retrieval",
     "holdout_auroc",
     "holdout_probes",
+    "integration",
     "knn_accuracy",
     "magnitude",
     "nearest_neighbor",
     "probe_accuracy",
-    "pyproject.toml=/tmp/py_mine.toml",
     "relationship_recall",
     "replicate_consistency",
     "replicate_retrieval",
