@@ -60,8 +60,32 @@ GroupKey = Annotated[
 ]
 Truth = Annotated[Path | None, typer.Option("--truth", help="Folder of relationship tables (CORUM.txt, ...).")]
 MaxQueries = Annotated[
-    int | None, typer.Option("--max-queries", min=1, help="Score a seeded subsample of at most this many queries.")
+    int, typer.Option("--max-queries", min=0, help="Score a seeded sample of about this many queries; 0 for all.")
 ]
+Score = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--score",
+        help="Kind of scores: retrieval, batch, activity, accuracy, relationships, probes, integration; repeatable. "
+        "[default: all but the last two]",
+    ),
+]
+Clusters = Annotated[Path | None, typer.Option("--clusters", help="File of known clusters: name<TAB>MEMBER MEMBER ...")]
+CompoundGene = Annotated[
+    Path | None, typer.Option("--compound-gene", help="CSV of treatment, gene_symbol, nM_value: targets of compounds.")
+]
+PosDiffBy = Annotated[
+    list[str] | None,
+    typer.Option("--pos-diffby", help="Column in which replicates must differ in activity, such as well; repeatable."),
+]
+NegSameBy = Annotated[
+    list[str] | None,
+    typer.Option("--neg-sameby", help="Column that controls must share in activity, such as plate; repeatable."),
+]
+Details = Annotated[
+    Path | None, typer.Option("--details", help="Folder for tables of single perturbations and classes (CSV).")
+]
+MANY_QUERIES = 20_000
 
 
 # ------------------------------------------------------------------------------------------------ images to wells
@@ -509,24 +533,44 @@ def evaluate(
     control: Controls = None,
     anchor: Anchors = None,
     truth: Truth = None,
-    max_queries: MaxQueries = None,
+    clusters: Clusters = None,
+    compound_gene: CompoundGene = None,
+    score: Score = None,
+    pos_diffby: PosDiffBy = None,
+    neg_sameby: NegSameBy = None,
+    max_queries: MaxQueries = MANY_QUERIES,
+    details: Details = None,
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Also write the wells with the scores in uns['cellica']['scores'].")
+    ] = None,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
-    """Score representations: retrieval across batches, known relationships, batch effect."""
+    """Score representations: retrieval across batches, activity, accuracy, known relationships, batch effect."""
     from cellica import artifacts, retrieval
 
     artifacts.refuse_existing(out, force=force)
+    if store:
+        artifacts.check_adata_name(store, force=force)
+        artifacts.refuse_inputs(store, [file, out])
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
     scored: dict[str, Any] = {
+        "scores": score,
         "class_key": class_key,
         "group_key": group_key,
         "truth": truth,
-        "max_queries": max_queries,
+        "clusters": clusters,
+        "compound_gene": compound_gene,
+        "pos_diffby": pos_diffby,
+        "neg_sameby": neg_sameby,
+        "max_queries": max_queries or None,
     }
     adata = artifacts.read_adata(file)
     scores = retrieval.evaluate(adata, rep, **keys, **scored, random_state=random_state)
     artifacts.write_table(scores, out, force=force)
+    if store:
+        artifacts.write_adata(adata, store, force=force)
+    _write_details(scores, details)
     _print_scores(scores)
 
 
@@ -545,27 +589,57 @@ def compare(
     control: Controls = None,
     anchor: Anchors = None,
     truth: Truth = None,
-    max_queries: MaxQueries = None,
+    clusters: Clusters = None,
+    compound_gene: CompoundGene = None,
+    score: Score = None,
+    pos_diffby: PosDiffBy = None,
+    neg_sameby: NegSameBy = None,
+    max_queries: MaxQueries = MANY_QUERIES,
+    held_out: Annotated[
+        bool, typer.Option("--held-out/--no-held-out", help="Also score wells of batches that no fit has seen.")
+    ] = True,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Picture of batch effect against retrieval (PNG, SVG, PDF).")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Methods at a time. [default: the cores, 1 for large data]")
+    ] = None,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
-    """Correct by each method and score each: one table."""
-    from cellica import artifacts, retrieval
+    """Correct by each method and score each: one table. A run that was stopped goes on where it was."""
+    from cellica import artifacts, parts, plot, retrieval
     from cellica import correct as corrections
+    from cellica.drawing import figure_of
 
     artifacts.refuse_existing(out, force=force)
+    if figure:
+        artifacts.refuse_existing(figure, force=force)
+        if figure.suffix not in (".png", ".svg", ".pdf"):
+            raise InputError(f"--figure {str(figure)!r} has no known ending: use .png, .svg or .pdf")
     for name in method or ():
         corrections.parse(name)
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
     scored: dict[str, Any] = {
+        "scores": score,
         "class_key": class_key,
         "group_key": group_key,
         "truth": truth,
-        "max_queries": max_queries,
+        "clusters": clusters,
+        "compound_gene": compound_gene,
+        "pos_diffby": pos_diffby,
+        "neg_sameby": neg_sameby,
+        "max_queries": max_queries or None,
     }
     adata = artifacts.read_adata(file)
-    scores = retrieval.compare(adata, method, **keys, **scored, random_state=random_state)
-    artifacts.write_table(scores, out, force=force)
+    with parts.claimed(out) as folder:
+        scores = retrieval.compare(
+            adata, method, **keys, **scored, random_state=random_state, held_out=held_out, n_jobs=jobs, parts=folder
+        )
+        artifacts.write_table(scores, out, force=force)
+    if figure:
+        with artifacts.atomic(figure, force=force) as temporary:
+            figure_of(plot.tradeoff(scores)).savefig(temporary, format=figure.suffix[1:], dpi=150)
     _print_scores(scores)
     if scores["gain"].notna().any():
         _print(
@@ -671,9 +745,29 @@ def _print_scores(scores: Any) -> None:
     """The scores as a table on stdout: representations down, metrics across, mean chance last."""
     from cellica import retrieval
 
-    _print(retrieval.summary(scores, chance=True).to_string(na_rep="-", float_format="{:.3f}".format))
+    width = max(100, Console().width)
+    _print(retrieval.summary(scores, chance=True).to_string(na_rep="-", float_format="{:.3f}".format, line_width=width))
     for caution in retrieval.cautions(scores):
         _print(f"mind: {caution}")
+
+
+def _write_details(scores: Any, folder: Path | None) -> None:
+    """The tables that scores sum up, ``NAME.csv`` each with a column for the representation."""
+    import pandas as pd
+
+    from cellica import artifacts
+    from cellica.scores import DETAILS
+
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    of_name: dict[str, list[Any]] = {}
+    for (rep, name), detail in scores.attrs[DETAILS].items():
+        table = detail.table if detail.table.index.name is None else detail.table.reset_index()
+        of_name.setdefault(name, []).append(table.assign(rep=rep))
+    for name, tables in of_name.items():
+        artifacts.write_table(pd.concat(tables, ignore_index=True), folder / f"{name}.csv", force=True)
+        _print(f"{folder / name}.csv")
 
 
 def _refuse_beside(context: typer.Context, option: str, why: str, allowed: Sequence[str]) -> None:

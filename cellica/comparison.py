@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from cellica import __version__, artifacts, metrics, progress
 from cellica.artifacts import PathLike
-from cellica.evaluation import evaluate
+from cellica.evaluation import DEFAULT, LEARNED, MAX_QUERIES, evaluate
 from cellica.parts import prepare
 from cellica.progress import track
 from cellica.schema import EXPERIMENT, PERTURBATION
@@ -72,7 +72,8 @@ def compare(
     parts
         Folder that keeps the methods that are finished: a later call with the same data and options goes on from there.
     **scoring
-        Further keywords of `evaluate`: ``class_key``, ``group_key``, ``truth``, ``max_queries``, ...
+        Further keywords of `evaluate`: ``scores``, ``class_key``, ``group_key``, ``truth``, ``max_queries``, ... For scores of what is
+        learned in other batches (``accuracy``, ``probes``) each method is fitted to those alone.
 
     Returns
     -------
@@ -105,6 +106,7 @@ def compare(
     if folder:
         options = {"use_rep": use_rep, "held_out": held_out, **roles, **scoring}
         prepare(folder, {"version": __version__, "data": _fingerprint(adata, use_rep), **_settings(options)})
+    scoring = {"max_queries": MAX_QUERIES, **scoring, "key_added": None}
     own = evaluate(adata, [], baselines=baselines, **roles, **scoring)
     lean = _lean(adata, use_rep)
     found = dict(_kept(folder, names))
@@ -153,23 +155,33 @@ def _one(
         correct.run(work, name, use_rep=use_rep, **roles)
     except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
         return score_table([absent_row(rep, "all", error)])
-    table = evaluate(work, [rep], baselines=False, **roles, **scoring)
+    kinds = DEFAULT if scoring.get("scores") is None else scoring["scores"]
+    seen = {**scoring, "scores": [kind for kind in kinds if kind not in LEARNED]}
+    table = evaluate(work, [rep], baselines=False, **roles, **seen)
     said = [note for note in work.uns["cellica"][name]["notes"] if not note.startswith(CONFOUNDING)]
     if name != REFERENCE:
         said.append("fitted on the scored wells (transductive)")
     table["note"] = [join_notes([note, *said]) for note in table["note"]]
-    if not held_out:
-        return table
-    of_class = {key: scoring[key] for key in ("class_key", "group_key", "max_queries") if key in scoring}
-    more = attempt(
-        rep,
-        "replicate_map" + HELD_OUT,
-        lambda: held_out_retrieval(adata, name, use_rep=use_rep, **roles, **of_class),
-    )
-    both = pd.concat([table, more], ignore_index=True)
-    unseen = {(rep, metric): one for metric, one in more.attrs.get(PER_QUERY, {}).items()}
-    both.attrs[PER_QUERY] = {**table.attrs[PER_QUERY], **unseen}
+    given: dict[str, Any] = {"use_rep": use_rep, **roles}
+    tables = [table]
+    if held_out and "retrieval" in kinds:
+        of_class = {key: scoring[key] for key in ("class_key", "group_key", "max_queries") if key in scoring}
+        tables.append(_attempt(rep, "replicate_map" + HELD_OUT, held_out_retrieval, adata, name, **given, **of_class))
+    given = {key: value for key, value in given.items() if key != "anchors" or value is not None}
+    for metric, learn in [pair for kind in kinds if kind in LEARNED for pair in LEARNED[kind].items()]:
+        tables.append(_attempt(rep, metric, learn, adata, method=name, **given))
+    both = pd.concat(tables, ignore_index=True)
+    both.attrs[PER_QUERY] = {(rep, metric): one for table in tables for metric, one in _queries(table)}
     return both
+
+
+def _queries(table: pd.DataFrame) -> Iterator[tuple[str, PerQuery]]:
+    for key, one in table.attrs.get(PER_QUERY, {}).items():
+        yield key if isinstance(key, str) else key[1], one
+
+
+def _attempt(rep: str, metric: str, score: Callable[..., pd.DataFrame], *data: Any, **keywords: Any) -> pd.DataFrame:
+    return attempt(rep, metric, lambda: score(*data, **keywords))
 
 
 def _lean(adata: ad.AnnData, use_rep: str | None) -> ad.AnnData:

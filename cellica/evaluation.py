@@ -1,6 +1,7 @@
 """All scores that apply to a representation, in one table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anndata as ad
@@ -8,23 +9,48 @@ import pandas as pd
 
 from cellica.artifacts import PathLike
 from cellica.baselines import BASELINES
-from cellica.batch_effects import batch_effect
-from cellica.neighbors import class_retrieval, nearest_neighbor, replicate_retrieval
+from cellica.batch_effects import batch_effect, batch_probe
+from cellica.compounds import compound_gene as gene_scores
+from cellica.compounds import read_truth
+from cellica.generalization import holdout_auroc, knn_accuracy, probe_accuracy
+from cellica.integration import integration
+from cellica.neighbors import activity_scores, class_retrieval, nearest_neighbor, replicate_retrieval
 from cellica.progress import track
-from cellica.relationships import relationship_recall
+from cellica.relationships import cluster_scores, read_clusters, relationship_recall
+from cellica.replicates import replicate_scores
 from cellica.schema import (
     EXPERIMENT,
     PERTURBATION,
+    UNS,
     WELL,
     InputError,
     anchor_mask,
+    first_few,
     labels,
     require_columns,
     strata_labels,
     treated_mask,
 )
-from cellica.scores import CIRCULAR, PER_QUERY, absent_row, attempt, embedding_of, join_notes, method_of, score_table
+from cellica.scores import (
+    CIRCULAR,
+    DETAILS,
+    PER_QUERY,
+    absent_row,
+    attempt,
+    embedding_of,
+    join_notes,
+    method_of,
+    score_table,
+)
 
+DEFAULT = ("retrieval", "batch", "activity", "accuracy", "relationships")
+KINDS = (*DEFAULT, "probes", "integration")
+OF_BASELINES = DEFAULT
+LEARNED: Mapping[str, Mapping[str, Callable[..., pd.DataFrame]]] = {
+    "accuracy": {"knn_accuracy": knn_accuracy, "probe_accuracy": probe_accuracy},
+    "probes": {"holdout_auroc": holdout_auroc},
+}  # scores of what is learned in other batches than those that are scored, which can take a ``method`` to fit there too
+MAX_QUERIES = 20_000
 ON_ANCHORS = {"wccn", "ica_shrink", "ruv", "leace"}  # methods fitted on the labels of anchors
 
 
@@ -58,6 +84,7 @@ def evaluate(
     adata: ad.AnnData,
     reps: Sequence[str] | None = None,
     *,
+    scores: Sequence[str] | None = None,
     batch_key: str = EXPERIMENT,
     label_key: str = PERTURBATION,
     strata_key: str | None = "auto",
@@ -66,9 +93,14 @@ def evaluate(
     controls: Sequence[str] | None = None,
     anchors: Sequence[str] | None = None,
     truth: PathLike | None = None,
-    max_queries: int | None = None,
+    clusters: PathLike | None = None,
+    compound_gene: PathLike | None = None,
+    pos_diffby: Sequence[str] | None = None,
+    neg_sameby: Sequence[str] | None = None,
+    max_queries: int | None = MAX_QUERIES,
     random_state: int = 0,
     baselines: bool = True,
+    key_added: str | None = "scores",
 ) -> pd.DataFrame:
     """All scores that apply, for each representation.
 
@@ -76,74 +108,120 @@ def evaluate(
     ----------
     reps
         ``"X"`` and keys of obsm, by default X and all keys that start with ``X_``.
+    scores
+        Kinds of scores. By default ``retrieval`` (`replicate_retrieval`, `class_retrieval`, `nearest_neighbor`), ``batch`` (`batch_effect`,
+        `batch_probe`), ``activity`` (`activity`, `consistency`, `replicate_scores`), ``accuracy`` (`knn_accuracy`, `probe_accuracy`) and
+        ``relationships`` (`relationship_recall`, `cluster_scores`, `compound_gene`, where their files are given). On request,
+        as they take long: ``probes`` (`holdout_auroc`) and ``integration`` (scIB's).
     batch_key, label_key, strata_key, controls, anchors
         Roles of wells; see `replicate_retrieval` and `batch_effect`.
     class_key, group_key
-        Columns for `class_retrieval` and `nearest_neighbor`, which are left out without ``class_key``; ``group_key``
-        is by default ``label_key``.
-    truth
-        Folder for `relationship_recall`, which is left out without it.
+        Columns for scores of classes, which are left out without ``class_key``; ``group_key`` is by default ``label_key``.
+    truth, clusters, compound_gene
+        Folder for `relationship_recall`, files for `cluster_scores` and `compound_gene`, which are left out without them.
+    pos_diffby, neg_sameby
+        Columns for `activity`.
     max_queries, random_state
-        Score a random sample of queries in the retrievals.
+        Score a random sample of about this many queries in the retrievals and in ``activity``, and say so; None: all.
     baselines
         Also score what needs no encoder: the row and column of the well (``baseline:position``) and, where obs has
         such columns and they vary, mean pixels (``intensity_*``: ``baseline:intensity``), the number of cells
         (``cell_count``: ``baseline:cell_count``), and focus, saturation and the share of empty fields (``focus_*``,
         ``saturation_*``, ``empty``: ``baseline:quality``).
+    key_added
+        Also write the table to ``uns["cellica"][key_added]``; None: do not.
 
     Returns
     -------
-    Score table. What does not apply is a row without a value whose note says why.
+    Score table. What does not apply is a row without a value whose note says why. ``attrs["details"]`` holds the tables of
+    single perturbations and classes that rows sum up, by representation and name.
 
     Raises
     ------
     InputError
-        A column, a control, an anchor or a representation that was named is not there.
+        A column, a control, an anchor, a representation or a kind of scores that was named is not there.
     """
+    kinds = list(DEFAULT if scores is None else scores)
+    if unknown := [name for name in kinds if name not in KINDS]:
+        raise InputError(f"scores {first_few(unknown)} are not known: use some of {', '.join(KINDS)}")
     group_key = group_key or label_key
-    named = [batch_key, label_key, *([class_key, group_key] if class_key else [])]
+    named = [
+        batch_key,
+        label_key,
+        *([class_key, group_key] if class_key else []),
+        *(pos_diffby or ()),
+        *(neg_sameby or ()),
+    ]
     require_columns(adata.obs, list(dict.fromkeys(named)), "obs")
-    roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "controls": controls}
+    keys: dict[str, Any] = {"label_key": label_key, "controls": controls}
+    roles: dict[str, Any] = {"batch_key": batch_key, **keys}
     anchor_mask(adata.obs, anchors, **roles)
     strata_labels(adata.obs, strata_key)
-    sampled: dict[str, Any] = {"max_queries": max_queries, "random_state": random_state}
-    of_class: dict[str, Any] = {"class_key": class_key, "group_key": group_key, **roles}
+    if clusters is not None:
+        read_clusters(clusters)
+    if compound_gene is not None:
+        read_truth(compound_gene)
+    seed: dict[str, Any] = {"random_state": random_state}
+    sampled: dict[str, Any] = {"max_queries": max_queries, **seed}
+    classes: dict[str, Any] = {"class_key": class_key, "group_key": group_key}
 
-    def scores(data: ad.AnnData, rep: str) -> list[pd.DataFrame]:
-        replicates: dict[str, Any] = {"strata_key": strata_key, "use_rep": rep, **roles, **sampled}
-        tables = [
-            replicate_retrieval(data, **replicates),
-            attempt(
-                rep, "replicate_map_other_well", lambda: replicate_retrieval(data, pos_diffby=[WELL], **replicates)
-            ),
-            batch_effect(data, strata_key=strata_key, anchors=anchors, use_rep=rep, **roles),
-        ]
-        if class_key:
-            tables.append(class_retrieval(data, use_rep=rep, **of_class, **sampled))
-            tables.append(nearest_neighbor(data, use_rep=rep, **of_class))
-        if truth is not None:
-            tables.append(relationship_recall(data, truth, label_key=label_key, controls=controls, use_rep=rep))
+    def score(data: ad.AnnData, rep: str, kinds: Sequence[str]) -> Iterator[pd.DataFrame]:
+        of: dict[str, Any] = {"use_rep": rep}
+        if "retrieval" in kinds:
+            replicates: dict[str, Any] = {"strata_key": strata_key, **roles, **sampled, **of}
+            yield replicate_retrieval(data, **replicates)
+            other = "replicate_map_other_well"
+            yield attempt(rep, other, lambda: replicate_retrieval(data, pos_diffby=[WELL], **replicates))
+            if class_key:
+                yield class_retrieval(data, **classes, **roles, **sampled, **of)
+                yield nearest_neighbor(data, **classes, **roles, **of)
+        if "batch" in kinds:
+            yield batch_effect(data, strata_key=strata_key, anchors=anchors, **roles, **of)
+            yield attempt(rep, "batch_probe", lambda: batch_probe(data, strata_key=strata_key, **roles, **seed, **of))
+        if "activity" in kinds:
+            columns: dict[str, Any] = {"pos_diffby": pos_diffby, "neg_sameby": neg_sameby}
+            yield activity_scores(data, **classes, **columns, **roles, **sampled, **of)
+            yield attempt(rep, "replicate_cosine", lambda: replicate_scores(data, **roles, **seed, **of))
+        for kind in LEARNED:
+            for metric, learn in LEARNED[kind].items() if kind in kinds else ():
+                yield attempt(rep, metric, partial(learn, data, strata_key=strata_key, **roles, **seed, **of))
+        if "relationships" in kinds:
+            if truth is not None:
+                yield relationship_recall(data, truth, **keys, **seed, **of)
+            if clusters is not None:
+                yield attempt(rep, "cluster_share", lambda: cluster_scores(data, clusters, **keys, **seed, **of))
+            if compound_gene is not None:
+                found = attempt(rep, "compound_gene_ap", lambda: gene_scores(data, compound_gene, **keys, **seed, **of))
+                yield found
+        if "integration" in kinds:
+            yield attempt(rep, "integration", lambda: integration(data, **roles, **seed, **of))
+
+    def marked(data: ad.AnnData, rep: str, kinds: Sequence[str]) -> Iterator[pd.DataFrame]:
         circular = _circular(data.obs, method_of(data, rep), anchors=anchors, **roles)
-        for table in tables if circular else ():
-            table["note"] = [join_notes([note, circular]) for note in table["note"]]
-        return tables
+        for table in score(data, rep, kinds):
+            if circular:
+                table["note"] = [join_notes([note, circular]) for note in table["note"]]
+            yield table
 
-    keys = ["X", *(key for key in adata.obsm if key.startswith("X_"))] if reps is None else list(reps)
-    for key in keys:
-        embedding_of(adata, key)
-    tables = [table for key in track(keys, "score") for table in scores(adata, key)]
-    for key, build in BASELINES.items() if baselines else ():
+    names = ["X", *(key for key in adata.obsm if key.startswith("X_"))] if reps is None else list(reps)
+    for name in names:
+        embedding_of(adata, name)
+    tables = [table for name in track(names, "score") for table in marked(adata, name, kinds)]
+    for name, build in BASELINES.items() if baselines else ():
         try:
             baseline = build(adata.obs)
         except InputError as error:
-            tables.append(score_table([absent_row(key, "all", error)]))
+            tables.append(score_table([absent_row(name, "all", error)]))
             continue
         if baseline is not None:
-            tables += scores(ad.AnnData(obs=adata.obs.copy(), obsm={key: baseline}), key)
+            data = ad.AnnData(obs=adata.obs.copy(), obsm={name: baseline})
+            tables += marked(data, name, [kind for kind in kinds if kind in OF_BASELINES])
     scored = pd.concat(tables, ignore_index=True) if tables else score_table([])
-    scored.attrs[PER_QUERY] = {
-        (table["rep"].iloc[0], metric): one
-        for table in tables
-        for metric, one in table.attrs.get(PER_QUERY, {}).items()
-    }
+    if key_added is not None:
+        adata.uns.setdefault(UNS, {})[key_added] = scored.copy()
+    for key in (PER_QUERY, DETAILS):
+        parts = (
+            (table["rep"].iloc[0], name, one) for table in tables for name, one in table.attrs.get(key, {}).items()
+        )
+        scored.attrs[key] = {(rep, name): one for rep, name, one in parts}
     return scored

@@ -1,6 +1,7 @@
 """What lies near what: average precision of wells and perturbations, and nearest neighbours."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -20,8 +21,11 @@ from cellica.schema import (
     treated_mask,
 )
 from cellica.scores import (
+    DETAILS,
     PER_QUERY,
+    Detail,
     PerQuery,
+    attempt,
     column_pairs,
     embedding_of,
     joint_codes,
@@ -213,6 +217,7 @@ def activity(
     use_rep: str | None = None,
     null_size: int = 10_000,
     threshold: float = 0.05,
+    max_queries: int | None = None,
     random_state: int = 0,
 ) -> pd.DataFrame:
     """Which perturbations are active: do their wells find each other rather than controls (Kalinin et al., 2025)?
@@ -232,6 +237,8 @@ def activity(
         Random rankings behind a p-value (`metrics.mean_average_precision_p`), and their seed.
     threshold
         Adjusted p below which a perturbation is active.
+    max_queries
+        Judge a random sample of the perturbations, with at most about this many wells.
 
     Returns
     -------
@@ -255,6 +262,12 @@ def activity(
     neg_sameby = [batch_key] if neg_sameby is None else list(neg_sameby)
     needed = list(dict.fromkeys([label_key, *pos_diffby, *neg_sameby]))
     x, kept, _, notes = scorable(adata, treated | control, needed, use_rep)
+    if max_queries is not None and max_queries < np.count_nonzero(kept & treated):
+        names, counts = np.unique(labels(adata.obs, label_key)[kept & treated].astype(str), return_counts=True)
+        order = np.random.default_rng(random_state).permutation(len(names))
+        sample = names[order[: max(1, np.searchsorted(np.cumsum(counts[order]), max_queries, side="right"))]]
+        treated &= np.isin(labels(adata.obs, label_key), sample)
+        notes.append(f"{len(sample)} of {len(names)} perturbations sampled (random_state {random_state})")
     role = control.astype(np.int64)
     negative = Pairs(column_pairs(adata.obs, neg_sameby, []).same, [role])
     table = _retrieved(
@@ -326,6 +339,81 @@ def consistency(
     every = np.ones(len(first), dtype=bool)
     table = _retrieved(means, np.asarray(means.X), class_key, positive, negative, every, every, null_size, random_state)
     return _judged(table, "consistent", threshold, null_size, notes)
+
+
+def activity_scores(
+    adata: ad.AnnData,
+    *,
+    class_key: str | None = None,
+    group_key: str | None = None,
+    label_key: str = PERTURBATION,
+    batch_key: str = EXPERIMENT,
+    pos_diffby: Sequence[str] | None = None,
+    neg_sameby: Sequence[str] | None = None,
+    max_queries: int | None = None,
+    use_rep: str | None = None,
+    **keywords: Any,
+) -> pd.DataFrame:
+    """`activity`, and where ``class_key`` is given `consistency` of the active perturbations, as scores.
+
+    Keywords are theirs. Higher is better.
+
+    Returns
+    -------
+    Score table: ``activity_map``, the mean over perturbations of their mean average precision, chance that of random rankings;
+    ``active_share``, the share of perturbations with an adjusted p below the threshold, chance 0; ``consistency_map`` and
+    ``class_consistent_share``, likewise of classes. Queries and units are perturbations or classes. The tables themselves are in
+    ``attrs["details"]``.
+    """
+    keywords |= {"label_key": label_key, "use_rep": use_rep}
+    every = np.ones(adata.n_obs, dtype=bool)
+    dropped = scorable(adata, every, [label_key, batch_key], use_rep)[2]
+    found: dict[str, pd.DataFrame] = {}
+    tables = []
+
+    def of_perturbations() -> pd.DataFrame:
+        own: dict[str, Any] = {
+            "batch_key": batch_key,
+            "pos_diffby": pos_diffby,
+            "neg_sameby": neg_sameby,
+            "max_queries": max_queries,
+        }
+        found["activity"] = activity(adata, **own, **keywords)
+        return _summed(use_rep, found["activity"], "active", "activity_map", "active_share", dropped)
+
+    def of_classes() -> pd.DataFrame:
+        own: dict[str, Any] = {
+            "class_key": class_key,
+            "group_key": group_key or label_key,
+            "active": found.get("activity"),
+        }
+        found["consistency"] = consistency(adata, **own, **keywords)
+        return _summed(
+            use_rep, found["consistency"], "consistent", "consistency_map", "class_consistent_share", dropped
+        )
+
+    tables.append(attempt(use_rep or "X", "activity_map", of_perturbations, dropped))
+    if class_key:
+        tables.append(attempt(use_rep or "X", "consistency_map", of_classes, dropped))
+    table = pd.concat(tables, ignore_index=True)
+    table.attrs[DETAILS] = {name: Detail(one) for name, one in found.items()}
+    return table
+
+
+def _summed(
+    use_rep: str | None, detail: pd.DataFrame, verdict: str, metric: str, share: str, dropped: int
+) -> pd.DataFrame:
+    unit = detail.index.to_numpy(dtype=str)
+    what = f"queries are {'perturbations' if verdict == 'active' else 'classes'}"
+    said = [what, f"{detail[verdict].sum()} of {len(detail)} are {verdict}", *detail.attrs["notes"]]
+    rows = []
+    for name, column, chance in (
+        (metric, "mean_average_precision", detail["chance"].mean()),
+        (share, verdict, 0.0),
+    ):
+        value = detail[column].to_numpy(dtype=float)
+        rows.append(score_row(use_rep, name, value.mean(), chance, len(value), dropped, said, of=(value, unit)))
+    return score_table(rows)
 
 
 def _retrieved(

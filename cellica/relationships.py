@@ -132,7 +132,7 @@ def cluster_test(
         The file is not there or not such a file, or no cluster has enough members.
     """
     profiles, names, _, notes = _map(adata, label_key, controls, use_rep)
-    members, said = _on_map(_read_clusters(clusters), names, min_members)
+    members, said = _on_map(read_clusters(clusters), names, min_members)
     table = _tested(profiles, names, members, threshold)
     table.attrs["notes"] = [*said, *notes]
     return table
@@ -164,7 +164,7 @@ def cluster_scores(
         As in `cluster_test`.
     """
     profiles, names, dropped, notes = _map(adata, label_key, controls, use_rep)
-    members, said = _on_map(_read_clusters(clusters), names, min_members)
+    members, said = _on_map(read_clusters(clusters), names, min_members)
     table = _tested(profiles, names, members, threshold)
     rng = np.random.default_rng(random_state)
     null = [_tested(profiles[rng.permutation(len(names))], names, members, threshold) for _ in range(n_permutations)]
@@ -219,7 +219,8 @@ def _on_map(
     return enough, [note, *hint]
 
 
-def _read_clusters(clusters: PathLike | Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+def read_clusters(clusters: PathLike | Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+    """Names of clusters to their members, from a file of lines ``name<TAB>MEMBER MEMBER ...``."""
     if isinstance(clusters, Mapping):
         return clusters
     file = require_file(clusters, "file of clusters")

@@ -201,6 +201,7 @@ def replicate_scores(
     """
     keys: dict[str, Any] = {"label_key": label_key, "controls": controls, "use_rep": use_rep, "threshold": threshold}
     keys["random_state"] = random_state
+    lost = scorable(adata, np.ones(adata.n_obs, dtype=bool), [label_key], use_rep)[2]
     rows = []
     for metric, share, column, verdict, measure in (
         ("replicate_cosine", "consistent_share", "mean_cosine", "consistent",
@@ -211,7 +212,7 @@ def replicate_scores(
         try:
             table = measure()
         except InputError as error:
-            rows += [absent_row(use_rep or "X", name, error) for name in (metric, share)]
+            rows += [absent_row(use_rep or "X", name, error, lost) for name in (metric, share)]
             continue
         dropped, size, notes = table.attrs["n_dropped"], table.attrs["null_size"], table.attrs["notes"]
         table = table[table["p"].notna()]

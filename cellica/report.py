@@ -166,7 +166,7 @@ def read_scores(path: PathLike) -> pd.DataFrame:
     path = artifacts.require_file(path, "score table")
     try:
         numeric = ["value", "chance", *INTERVAL_COLUMNS, *GAIN]
-        table = pd.read_csv(path, keep_default_na=False, na_values=dict.fromkeys(numeric, [""]))
+        table = pd.read_csv(path, keep_default_na=False, na_values={name: [""] for name in numeric})
         schema.require_columns(table, SCORE_COLUMNS, str(path))
         floats = {name: float for name in numeric if name in table and name != "n_units"}
         return table.astype({**floats, "n_queries": int, "n_dropped": int})

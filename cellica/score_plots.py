@@ -1,6 +1,6 @@
 """Figures of score tables."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -101,15 +101,14 @@ def tradeoff(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | Non
         )
     ax = axes_of(ax, (6.4, 4.2))
     handles = []
-    for i, row in enumerate(found.itertuples()):
-        style = {"color": COLORS[i % len(COLORS)], "marker": (*MARKERS, "s", "D")[i // len(COLORS) % 4]}
-        if row.rep.startswith(BASELINE):
+    values = found[["value", "low", "high"]].to_numpy(dtype=float)
+    for i, (rep, (value, low, high)) in enumerate(zip(found["rep"], values)):
+        style: dict[str, Any] = {"color": COLORS[i % len(COLORS)], "marker": (*MARKERS, "s", "D")[i // len(COLORS) % 4]}
+        if rep.startswith(BASELINE):
             style = {"color": GREY, "marker": "x"}
-        reach = np.array([[row.value - row.low], [row.high - row.value]])
-        handles.append(
-            ax.errorbar(share[row.rep], row.value, yerr=np.nan_to_num(reach).clip(0), linestyle="", capsize=2, **style)
-        )
-    legend(ax, handles, [row.rep.removeprefix("X_") for row in found.itertuples()])
+        reach = np.nan_to_num([[value - low], [high - value]]).clip(0)
+        handles.append(ax.errorbar(share[rep], value, yerr=reach, linestyle="", capsize=2, **style))
+    legend(ax, handles, found["rep"].str.removeprefix("X_").tolist())
     ax.axhline(found["chance"].mean(), color=ink(), linewidth=0.8, linestyle=":")
     ax.annotate(
         "chance",

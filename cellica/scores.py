@@ -19,8 +19,17 @@ from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, first_fe
 
 CIRCULAR, CONFOUNDING, ONE_CLASS = "circular:", "confounding:", "one class:"  # begin notes that a reader must mind
 PER_QUERY = "per_query"  # in a table's attrs: what `compare` pairs
+DETAILS = "details"  # in a table's attrs: the tables that its rows sum up
 GAIN = ("gain", "gain_low", "gain_high")
+OVER_BATCHES = "over batches"  # group of rows that repeat a score with its interval over batches
 REFERENCE = "none"  # the method over which `compare` gives gains
+
+
+@dataclass(frozen=True, eq=False)
+class Detail:
+    """A table that scores sum up. Two are never equal: pandas compares attrs."""
+
+    table: pd.DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,17 +157,17 @@ def score_row(
     return (*known, low, high, n_units)
 
 
-def absent_row(rep: str, metric: str, reason: Exception) -> tuple:
+def absent_row(rep: str, metric: str, reason: Exception, n_dropped: int = 0) -> tuple:
     """A row without a value that says why."""
-    return score_row(rep, metric, np.nan, np.nan, 0, 0, [str(reason)])
+    return score_row(rep, metric, np.nan, np.nan, 0, n_dropped, [str(reason)])
 
 
-def attempt(rep: str, metric: str, score: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-    """A score, or where its input does not allow it a row that says why."""
+def attempt(rep: str, metric: str, score: Callable[[], pd.DataFrame], n_dropped: int = 0) -> pd.DataFrame:
+    """A score, or where its input does not allow it a row that says why, and how many wells cannot be scored at all."""
     try:
         return score()
     except InputError as error:
-        return score_table([absent_row(rep, metric, error)])
+        return score_table([absent_row(rep, metric, error, n_dropped)])
 
 
 def score_table(rows: Sequence[tuple]) -> pd.DataFrame:
@@ -223,7 +232,7 @@ def _over_corrected(scores: pd.DataFrame) -> list[str]:
 
 
 def summary(scores: pd.DataFrame, *, chance: bool = False) -> pd.DataFrame:
-    """Values of a score table for printing: a row a representation, a column a metric (and group).
+    """Values of a score table for printing: a row a representation, a column a metric (and group, but ``over batches``).
 
     With ``chance`` a last row holds the mean chance of each column.
 
@@ -232,6 +241,7 @@ def summary(scores: pd.DataFrame, *, chance: bool = False) -> pd.DataFrame:
     rep
     X       0.5           0.2
     """
+    scores = scores[scores["group"] != OVER_BATCHES]
     metric = scores["metric"].where(scores["group"] == "all", scores["metric"] + " " + scores["group"])
     wide = scores.assign(metric=metric).pivot_table("value", "rep", "metric", dropna=False, sort=False)
     columns = [name for name in dict.fromkeys(metric) if name != "all"]
