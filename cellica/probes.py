@@ -19,8 +19,9 @@ ROUGH, EXACT = 1e-2, 1e-5  # relative errors of weights, to choose a C by and to
 INNER_FOLDS = 3
 TOP_SHARE = 0.25
 TIE_ORDERS = 200  # random orders of neighbours that are tied for the last place
-ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE, SCORES_AT_ONCE = 1024, 2**24
 MARGINS_AT_ONCE = 2**22
+BLOCK = 64
 REFRESH = 8  # steps between two looks at the curvature
 LARGEST = 80.0  # larger exponents overflow float32
 
@@ -432,23 +433,40 @@ def neighbor_votes(
     """
     rng, units = np.random.default_rng(random_state), unit_rows(x)
     k = min(k, len(units))
-    for rows, chunk in _chunks(unit_rows(queries)):
-        similarity = chunk @ units.T
-        near = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
-        last = np.take_along_axis(similarity, near, axis=1).min(axis=1)
-        sure = np.count_nonzero(similarity >= last[:, None] - TIE, axis=1) == k
-        yield rows[sure], _votes(code[near[sure]], n_classes)
+    for rows, chunk in _chunks(unit_rows(queries), len(units)):
+        row, near, similarity = _at_least_nearest(chunk @ units.T, k)
+        last = similarity[np.searchsorted(row, np.arange(len(rows))) + k - 1]
+        inside = similarity >= last[row] - TIE
+        sure = np.bincount(row[inside], minlength=len(rows)) == k
+        yield rows[sure], _votes(code[near[inside & sure[row]]].reshape(-1, k), n_classes)
         for i in np.flatnonzero(~sure):
-            above = similarity[i] > last[i] + TIE
-            tied = np.bincount(code[~above & (similarity[i] >= last[i] - TIE)], minlength=n_classes)
-            drawn = rng.multivariate_hypergeometric(tied, k - int(np.count_nonzero(above)), size=TIE_ORDERS)
-            yield np.full(TIE_ORDERS, rows[i]), drawn + np.bincount(code[above], minlength=n_classes)
+            above, tied = (row == i) & (similarity > last[i] + TIE), (row == i) & (abs(similarity - last[i]) <= TIE)
+            sorted_out = np.bincount(code[near[above]], minlength=n_classes)
+            others = np.bincount(code[near[tied]], minlength=n_classes)
+            drawn = rng.multivariate_hypergeometric(others, k - int(np.count_nonzero(above)), size=TIE_ORDERS)
+            yield np.full(TIE_ORDERS, rows[i]), drawn + sorted_out
+
+
+def _at_least_nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row, column and value of the k largest entries of each row, of all tied with them and of some more, largest first.
+
+    The k-th largest of the maxima of blocks of columns is at most the k-th largest entry, and found sooner.
+    """
+    tops = np.maximum.reduceat(similarity, np.arange(0, similarity.shape[1], BLOCK), axis=1)
+    if tops.shape[1] > k:
+        bound = np.partition(tops, -k, axis=1)[:, -k] - TIE
+        row, column = np.divmod(np.flatnonzero(similarity >= bound[:, None]), similarity.shape[1])
+    else:
+        row, column = np.indices(similarity.shape).reshape(2, -1)
+    value = similarity[row, column]
+    order = np.lexsort([-value, row])
+    return row[order], column[order], value[order]
 
 
 def class_mean_cosines(x: np.ndarray, code: np.ndarray, n_classes: int, queries: np.ndarray) -> Scores:
     """Cosines of each query to the mean of the unit training rows (n x d) of each class, all of which occur."""
     means = unit_rows(group_means(unit_rows(x), code))
-    for rows, chunk in _chunks(unit_rows(queries)):
+    for rows, chunk in _chunks(unit_rows(queries), n_classes):
         yield rows, chunk @ means.T
 
 
@@ -471,7 +489,7 @@ def discriminants(x: np.ndarray, code: np.ndarray, n_classes: int, queries: np.n
     covariance[np.diag_indices_from(covariance)] += shrinkage * size + 1e-9 * size
     weights = np.linalg.solve(covariance, means.T)
     offset = (means.T * weights).sum(axis=0) / 2
-    for rows, chunk in _chunks(queries):
+    for rows, chunk in _chunks(queries, n_classes):
         yield rows, (chunk - center) / scale @ weights - offset
 
 
@@ -510,6 +528,8 @@ def _votes(classes: np.ndarray, n_classes: int) -> np.ndarray:
     return np.bincount(at.ravel(), minlength=len(classes) * n_classes).reshape(-1, n_classes)
 
 
-def _chunks(x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, len(x), ROWS_AT_ONCE):
-        yield np.arange(start, min(start + ROWS_AT_ONCE, len(x))), x[start : start + ROWS_AT_ONCE]
+def _chunks(x: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows and their indices, as many at a time as allow so many scores each."""
+    size = max(1, min(ROWS_AT_ONCE, SCORES_AT_ONCE // max(width, 1)))
+    for start in range(0, len(x), size):
+        yield np.arange(start, min(start + size, len(x))), x[start : start + size]

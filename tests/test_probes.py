@@ -201,6 +201,18 @@ def test_neighbor_votes_are_those_of_scikit_learn(k):
     np.testing.assert_allclose(hits, (votes[np.arange(len(right)), right] == best) / tied)
 
 
+def test_neighbors_are_found_by_blocks_of_columns():
+    rng = np.random.default_rng(0)
+    similarity = np.round(rng.normal(size=(7, 1000)), 1)
+    row, column, value = probes._at_least_nearest(similarity, 3)
+    for i in range(7):
+        mine = value[row == i]
+        np.testing.assert_array_equal(mine, similarity[i, column[row == i]])
+        np.testing.assert_array_equal(mine[:3], np.sort(similarity[i])[::-1][:3])
+        assert np.count_nonzero(mine >= mine[2]) == np.count_nonzero(similarity[i] >= mine[2])
+    assert len(row) < similarity.size / 4
+
+
 def test_ties_of_neighbors_are_worth_their_expected_value():
     x = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [0.0, 1.0], [1.0, 0.9]])
     code, k = np.array([0, 0, 1, 2, 1]), 3  # the first three are tied
