@@ -286,15 +286,16 @@ class _Areas(NamedTuple):
     n_controls: np.ndarray
 
 
-def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Probability that a positive scores above a negative, ties counted by half. Higher is better, chance is 0.5.
+def share_below(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Share of the other scores (m x n, or n) that lie below each score (m,), equal ones counted by half.
 
-    >>> auroc(np.array([0.8, 0.3]), np.array([0.1, 0.3]))
-    0.875
+    Its mean over positives, the others being negatives, is the AUROC: higher is better, chance is 0.5.
+
+    >>> share_below(np.array([0.8, 0.3]), np.array([0.1, 0.3]))
+    array([1.  , 0.75])
     """
-    ordered = np.sort(negative)
-    below = np.searchsorted(ordered, positive, side="left") + np.searchsorted(ordered, positive, side="right")
-    return float(below.mean() / 2 / len(ordered))
+    below = np.count_nonzero(others < scores[:, None], axis=1) + np.count_nonzero(others <= scores[:, None], axis=1)
+    return below / 2 / others.shape[-1]
 
 
 def hoyer_sparsity(weights: np.ndarray) -> np.ndarray:
@@ -379,11 +380,14 @@ def _aurocs(
     for b in np.unique(batch[rows]):
         here = rows & (batch == b)
         controls = z[here & (label < 0)] @ weights[:, :-1].T
-        for p in np.flatnonzero(np.isin(names, label[here])) if len(controls) else ():
-            scores = z[here & (label == names[p])] @ weights[p, :-1]
-            found.append((names[p], b, auroc(scores, controls[:, p]), len(scores), len(controls)))
-    columns = zip(*found) if found else [()] * len(_Areas._fields)
-    return _Areas(*(np.array(column, dtype=kind) for column, kind in zip(columns, (int, int, float, int, int))))
+        own = np.flatnonzero(here & np.isin(label, names))
+        if len(controls) and len(own):
+            place = np.searchsorted(names, label[own])
+            area = share_below(np.vecdot(z[own], weights[place, :-1]), controls.T[place])
+            p, at, n = np.unique(place, return_inverse=True, return_counts=True)
+            found.append((names[p], np.full(len(p), b), np.bincount(at, area) / n, n, np.full(len(p), len(controls))))
+    columns = [np.concatenate(column) for column in zip(*found)] if found else [np.zeros(0, dtype=np.int64)] * 5
+    return _Areas(*columns)
 
 
 def _chosen_C(

@@ -63,10 +63,10 @@ def test_many_problems_are_solved_in_parts(monkeypatch):
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.lists(st.integers(0, 5), min_size=1, max_size=20))
-def test_auroc_is_that_of_scikit_learn(positive, negative):
+def test_mean_share_below_is_the_auroc_of_scikit_learn(positive, negative):
     y = np.append(np.ones(len(positive)), np.zeros(len(negative)))
     expected = roc_auc_score(y, np.array([*positive, *negative], dtype=float))
-    assert probes.auroc(np.array(positive), np.array(negative)) == pytest.approx(expected)
+    assert probes.share_below(np.array(positive), np.array(negative)).mean() == pytest.approx(expected)
 
 
 @settings(deadline=None, max_examples=30)
