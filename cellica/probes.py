@@ -329,12 +329,21 @@ def top_share(weights: np.ndarray, share: float = TOP_SHARE) -> np.ndarray:
 
 
 def _rotated(x: np.ndarray, training: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows standardised by the training rows and rotated to their principal axes, and the axes (d x d)."""
+    """Rows standardised by the training rows and rotated to their principal axes, and the axes (d x r)."""
     x = np.asarray(x, dtype=np.float64)
     mean, scale = x[training].mean(axis=0), x[training].std(axis=0)
     z = (x - mean) / np.where(scale > 1e-9 * np.abs(mean), scale, np.inf)
-    axes = np.linalg.eigh(z[training].T @ z[training])[1]
+    axes = _axes(z[training])
     return z @ axes, axes
+
+
+def _axes(z: np.ndarray) -> np.ndarray:
+    """Principal axes (d x r) of rows: all d, or those that fewer rows span, in which all that is fitted to them lies."""
+    if len(z) >= z.shape[1]:
+        return np.linalg.eigh(z.T @ z)[1]
+    squares, sides = np.linalg.eigh(z @ z.T)
+    kept = squares > 1e-10 * max(squares[-1], 1e-300)
+    return z.T @ (sides[:, kept] / np.sqrt(squares[kept]))
 
 
 def _problems(z: np.ndarray, label: np.ndarray, rows: np.ndarray) -> tuple[Problems, np.ndarray]:
@@ -488,11 +497,15 @@ def discriminants(x: np.ndarray, code: np.ndarray, n_classes: int, queries: np.n
     means = group_means(z, code)
     residual = z - means[code]
     shrinkage = ledoit_wolf_shrinkage(residual, assume_centered=True) if residual.any() else 1.0
-    covariance = (1 - shrinkage) * (residual.T @ residual) / len(x)
     size = np.square(residual).mean() or 1.0
+    axes = _axes(z) if len(z) < z.shape[1] else None
+    if axes is not None:
+        residual, means = residual @ axes, means @ axes
+    covariance = (1 - shrinkage) * (residual.T @ residual) / len(x)
     covariance[np.diag_indices_from(covariance)] += shrinkage * size + 1e-9 * size
     weights = np.linalg.solve(covariance, means.T)
     offset = (means.T * weights).sum(axis=0) / 2
+    weights = weights if axes is None else axes @ weights
     for rows, chunk in _chunks(queries, n_classes):
         yield rows, (chunk - center) / scale @ weights - offset
 

@@ -18,7 +18,7 @@ def batch_share_intervals(
     stratum: np.ndarray,
     shares: Sequence[float],
     *,
-    n_bootstraps: int = 200,
+    n_bootstraps: int = 100,
     level: float = 0.95,
     random_state: int = 0,
 ) -> list[tuple[float, float]]:
@@ -49,7 +49,8 @@ def batch_share_intervals(
     if n_groups >= LEAST_BATCHES:
         sums = _Sums(np.asarray(values, dtype=np.float64), group, stratum)
         drawn = np.random.default_rng(random_state).multinomial(n_groups, np.full(n_groups, 1 / n_groups), n_bootstraps)
-        draws = np.array([sums.shares(times) for times in drawn])
+        kinds, kind = np.unique(drawn, axis=0, return_inverse=True)
+        draws = np.array([sums.shares(times) for times in kinds])[kind.ravel()]
     ends = []
     for share, found in zip(shares, draws.T):
         found = found[found < 1]

@@ -97,8 +97,9 @@ def plates(effect, seed=0, n_batches=4, n_labels=6, n_features=24, batch_effect=
     return x, label, batch
 
 
-def test_held_out_probes_are_the_nested_loop_of_scikit_learn():
-    x, label, batch = plates(0.7)
+@pytest.mark.parametrize("n_features", [24, 150], ids=["fewer features than wells", "more"])
+def test_held_out_probes_are_the_nested_loop_of_scikit_learn(n_features):
+    x, label, batch = plates(0.7, n_features=n_features)
     found = probes.held_out_probes(x, label, batch, batch, held=2, Cs=(1e-3, 1e-1))
     training = batch != 2
     z = (x - x[training].mean(axis=0)) / x[training].std(axis=0)
@@ -232,8 +233,9 @@ def test_ties_of_neighbors_are_worth_their_expected_value():
     assert few == pytest.approx(1 / 2)  # all five rows: two votes each for 0 and 1
 
 
-def test_discriminants_are_those_of_scikit_learn(monkeypatch):
-    x, code, queries, right = classes(spread=0.5)
+@pytest.mark.parametrize("n_features", [15, 80], ids=["fewer features than rows", "more"])
+def test_discriminants_are_those_of_scikit_learn(monkeypatch, n_features):
+    x, code, queries, right = classes(spread=0.5, n_features=n_features)
     monkeypatch.setattr(probes, "ledoit_wolf_shrinkage", lambda *_, **__: 0.1)
     scale = x.std(axis=0)
     model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.1).fit(x / scale, code)
