@@ -51,7 +51,8 @@ def _note_odd_plates(x: np.ndarray, roles: Roles) -> None:
         names, index, counts = np.unique(roles.plate[rows].astype(str), return_inverse=True, return_counts=True)
         if len(names) < 3 or counts.min() < 4:
             continue
-        spread = np.array([np.median(x[rows][index == i].std(axis=0)) for i in range(len(names))])
+        wells = np.flatnonzero(rows)[np.argsort(index, kind="stable")]
+        spread = np.array([np.median(x[part].std(axis=0)) for part in np.split(wells, np.cumsum(counts)[:-1])])
         if spread.max() < NO_SPREAD:
             continue
         ratio = spread / max(float(np.median(spread)), NO_SPREAD)
