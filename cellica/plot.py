@@ -29,13 +29,29 @@ from cellica.schema import (
     require_columns,
     row_letters,
 )
-from cellica.score_plots import scores as scores
-from cellica.score_plots import tradeoff as tradeoff
+from cellica.score_plots import activity, clusters, concentrations, gains, probes, scores, tradeoff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from cellica.plates import Plate
+
+__all__ = [
+    "activity",
+    "clusters",
+    "components",
+    "composite",
+    "concentrations",
+    "embedding",
+    "field",
+    "gains",
+    "plate_map",
+    "plate_picture",
+    "plate_summary",
+    "probes",
+    "scores",
+    "tradeoff",
+]
 
 MAX_CATEGORIES = len(COLORS) * len(MARKERS)
 LABEL_COLORS = {"batch": COLORS[1], "biology": COLORS[2], "mixed": COLORS[3], "other": GREY}

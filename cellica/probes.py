@@ -151,7 +151,7 @@ def _descend(task: Problems, w: np.ndarray, penalty: np.ndarray, tol: float) -> 
             steep = tilt > -slope / 2
             if not steep.any():
                 break
-            step = np.where(steep, step * slope / (slope - tilt), step)
+            step = step * np.divide(slope, slope - tilt, out=np.ones_like(slope), where=steep)
         w = w + step * direction
         margin, own = margin + step * along, own + np.repeat(step, np.diff(task.starts)) * along_own
     return w, solved
