@@ -16,6 +16,7 @@ from cellica.metrics import BOOTSTRAPS_AT_ONCE, group_means, unit_rows
 SMOOTHING = 1e-4  # length of a self pair in the public energy distance, whose norm is smoothed
 FEW_WELLS = 48  # up to which gathering the distances of a draw beats multiplying by all
 DRAWS_AT_ONCE = 2**22
+ROWS_AT_ONCE = 256
 
 
 # ---------------------------------------------------------------------------------------------- annotated pairs
@@ -311,15 +312,16 @@ def group_auroc(profiles: np.ndarray, codes: np.ndarray) -> np.ndarray:
     Ties count half. Rows with a negative code are left out; NaN for them, and where there is no other row of the group or
     none of another.
     """
-    units = unit_rows(profiles)
     known = np.flatnonzero(codes >= 0)
+    units, group = unit_rows(profiles[known]), codes[known]
     value = np.full(len(codes), np.nan)
-    for i in known:
-        others = known[known != i]
-        similarity = units[others] @ units[i]
-        same = codes[others] == codes[i]
-        inside, outside = similarity[same], np.sort(similarity[~same])
-        if len(inside) and len(outside):
-            below = np.searchsorted(outside, inside, side="left") + np.searchsorted(outside, inside, side="right")
-            value[i] = below.mean() / 2 / len(outside)
+    for start in range(0, len(known), ROWS_AT_ONCE):
+        for i, similarity in enumerate(units[start : start + ROWS_AT_ONCE] @ units.T, start):
+            same = group == group[i]
+            outside = np.sort(similarity[~same])
+            same[i] = False
+            inside = similarity[same]
+            if len(inside) and len(outside):
+                below = np.searchsorted(outside, inside, side="left") + np.searchsorted(outside, inside, side="right")
+                value[known[i]] = below.mean() / 2 / len(outside)
     return value
