@@ -85,6 +85,7 @@ NegSameBy = Annotated[
 Details = Annotated[
     Path | None, typer.Option("--details", help="Folder for tables of single perturbations and classes (CSV).")
 ]
+RankDevice = Annotated[str, typer.Option("--device", help="Where rankings are counted: cpu, cuda, or auto.")]
 MANY_QUERIES = 20_000
 
 
@@ -543,6 +544,7 @@ def evaluate(
     store: Annotated[
         Path | None, typer.Option("--store", help="Also write the wells with the scores in uns['cellica']['scores'].")
     ] = None,
+    device: RankDevice = "cpu",
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
@@ -564,6 +566,7 @@ def evaluate(
         "pos_diffby": pos_diffby,
         "neg_sameby": neg_sameby,
         "max_queries": max_queries or None,
+        "device": device,
     }
     adata = artifacts.read_adata(file)
     scores = retrieval.evaluate(adata, rep, **keys, **scored, random_state=random_state)
@@ -604,6 +607,7 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Methods at a time. [default: the cores, 1 for large data]")
     ] = None,
+    device: RankDevice = "cpu",
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
@@ -630,6 +634,7 @@ def compare(
         "pos_diffby": pos_diffby,
         "neg_sameby": neg_sameby,
         "max_queries": max_queries or None,
+        "device": device,
     }
     adata = artifacts.read_adata(file)
     with parts.claimed(out) as folder:

@@ -99,6 +99,7 @@ def evaluate(
     neg_sameby: Sequence[str] | None = None,
     max_queries: int | None = MAX_QUERIES,
     random_state: int = 0,
+    device: str = "cpu",
     baselines: bool = True,
     key_added: str | None = "scores",
 ) -> pd.DataFrame:
@@ -123,6 +124,8 @@ def evaluate(
         Columns for `activity`.
     max_queries, random_state
         Score a random sample of about this many queries in the retrievals and in ``activity``, and say so; None: all.
+    device
+        Where rankings are counted: ``"cpu"``, ``"cuda"``, or ``"auto"``, the GPU where there is one.
     baselines
         Also score what needs no encoder: the row and column of the well (``baseline:position``) and, where obs has
         such columns and they vary, mean pixels (``intensity_*``: ``baseline:intensity``), the number of cells
@@ -162,7 +165,7 @@ def evaluate(
     if compound_gene is not None:
         read_truth(compound_gene)
     seed: dict[str, Any] = {"random_state": random_state}
-    sampled: dict[str, Any] = {"max_queries": max_queries, **seed}
+    sampled: dict[str, Any] = {"max_queries": max_queries, "device": device, **seed}
     classes: dict[str, Any] = {"class_key": class_key, "group_key": group_key}
 
     def score(data: ad.AnnData, rep: str, kinds: Sequence[str]) -> Iterator[pd.DataFrame]:

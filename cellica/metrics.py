@@ -5,7 +5,7 @@ nobody: a score is the expected value over the orders of tied candidates.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import repeat
@@ -59,6 +59,17 @@ class Pairs(NamedTuple):
         )
 
 
+class Counts(NamedTuple):
+    """Positives of a few queries: query (sorted, from 0) and similarity of each, negatives above it and tied with it; and
+    the number of negatives of each query."""
+
+    row: np.ndarray
+    score: np.ndarray
+    above: np.ndarray
+    tied: np.ndarray
+    n_neg: np.ndarray
+
+
 class AveragePrecision(NamedTuple):
     """One entry a query: average precision (NaN without a positive), numbers of positives and of negatives."""
 
@@ -101,6 +112,7 @@ def average_precision(
     queries: np.ndarray | None = None,
     candidates: np.ndarray | None = None,
     chunk_size: int | None = None,
+    counter: Callable[..., tuple[Callable[[np.ndarray], Counts], int]] | None = None,
 ) -> AveragePrecision:
     """Average precision of each query's ranking of candidates by cosine similarity, expected over tie orders.
 
@@ -115,6 +127,9 @@ def average_precision(
     chunk_size
         Queries that a thread ranks at a time, by default at most 256 and fewer where candidates are many: memory grows
         with chunk_size x candidates, never with candidates squared.
+    counter
+        What counts instead of these threads, such as `ranks.counter` on a GPU: a function of unit rows, ``positive``,
+        ``negative`` and candidates.
 
     Returns
     -------
@@ -134,33 +149,22 @@ def average_precision(
     queries = np.arange(len(units)) if queries is None else np.asarray(queries)
     candidates = np.arange(len(units)) if candidates is None else np.asarray(candidates)
     candidates = candidates[usable[candidates]]
-    targets = units if len(candidates) == len(units) else units[candidates]
-    targets32 = targets.astype(np.float32)
-    positive, negative = positive.narrowed(), negative.narrowed()
+    count, most = (counter or _counter)(units, positive, negative, candidates)
     value = np.full(len(queries), np.nan)
     n_pos, n_neg = np.zeros(len(queries), dtype=np.int64), np.zeros(len(queries), dtype=np.int64)
+    asked = np.flatnonzero(usable[queries]) if len(candidates) else np.zeros(0, dtype=np.int64)
 
-    def rank(part: slice) -> None:
-        rows = queries[part]
-        pos, neg = positive.mask(rows, candidates), negative.mask(rows, candidates)
-        pos[~usable[rows]] = neg[~usable[rows]] = False
-        row, column = np.divmod(np.flatnonzero(pos), len(candidates))
-        n_pos[part], n_neg[part] = np.bincount(row, minlength=len(rows)), neg.sum(axis=1, dtype=np.int32)
-        score = _dots(units[rows], row, targets, column)
-        ranks = _count_negatives(units[rows], targets, targets32, neg, row, score)
-        above, tied = ranks or _sort_negatives(units[rows], targets, neg, row, score)
+    def rank(part: np.ndarray) -> None:
+        row, score, above, tied, n_neg[part] = count(queries[part])
+        n_pos[part] = np.bincount(row, minlength=len(part))
         better, equal = _rank_among_positives(row, score)
         gain = _expected_gain(above + better, better, tied + equal, equal)
         with np.errstate(invalid="ignore"):
-            value[part] = np.bincount(row, weights=gain, minlength=len(rows)) / n_pos[part]
+            value[part] = np.bincount(row, weights=gain, minlength=len(part)) / n_pos[part]
 
-    if len(candidates):
-        size = chunk_size or max(1, min(256, PAIRS_AT_ONCE // len(candidates)))
-        with (
-            _blas().limit(limits=1, user_api="blas"),
-            ThreadPoolExecutor(N_THREADS) as threads,
-        ):  # ufuncs use one thread
-            list(threads.map(rank, [slice(start, start + size) for start in range(0, len(queries), size)]))
+    parts = np.split(asked, range(size := chunk_size or most, len(asked), size)) if len(asked) else []
+    with _blas().limit(limits=1, user_api="blas"), ThreadPoolExecutor(1 if counter else N_THREADS) as threads:
+        list(threads.map(rank, parts))  # numpy's loops use one thread each
     return AveragePrecision(value, n_pos, n_neg)
 
 
@@ -261,6 +265,24 @@ def mean_average_precision_p(
 @cache
 def _blas() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+def _counter(
+    units: np.ndarray, positive: Pairs, negative: Pairs, candidates: np.ndarray
+) -> tuple[Callable[[np.ndarray], Counts], int]:
+    targets = units if np.array_equal(candidates, np.arange(len(units))) else units[candidates]
+    targets32 = targets.astype(np.float32)
+    positive, negative = positive.narrowed(), negative.narrowed()
+
+    def count(rows: np.ndarray) -> Counts:
+        pos, neg = positive.mask(rows, candidates), negative.mask(rows, candidates)
+        row, column = np.divmod(np.flatnonzero(pos), len(candidates))
+        score = _dots(units[rows], row, targets, column)
+        ranks = _count_negatives(units[rows], targets, targets32, neg, row, score)
+        above, tied = ranks or _sort_negatives(units[rows], targets, neg, row, score)
+        return Counts(row, score, above, tied, neg.sum(axis=1, dtype=np.int32))
+
+    return count, max(1, min(256, PAIRS_AT_ONCE // max(1, len(candidates))))
 
 
 def _dots(a: np.ndarray, rows: np.ndarray, b: np.ndarray, columns: np.ndarray, size: int = 8192) -> np.ndarray:

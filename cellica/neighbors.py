@@ -1,6 +1,7 @@
 """What lies near what: average precision of wells and perturbations, and nearest neighbours."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import anndata as ad
@@ -47,6 +48,7 @@ def average_precision(
     use_rep: str | None = None,
     queries: np.ndarray | None = None,
     candidates: np.ndarray | None = None,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Average precision of each well's ranking of the others by cosine similarity.
 
@@ -59,6 +61,8 @@ def average_precision(
         Key of obsm, by default X.
     queries, candidates
         Boolean masks of wells, by default all.
+    device
+        ``"cpu"``, ``"cuda"``, or ``"auto"``: the GPU where there is one.
 
     Returns
     -------
@@ -80,6 +84,7 @@ def average_precision(
         column_pairs(adata.obs, neg_sameby, neg_diffby),
         queries=at,
         candidates=None if candidates is None else np.flatnonzero(candidates),
+        counter=_counter(device),
     )
     for name, n, same, diff in (
         ("positive", result.n_pos, pos_sameby, pos_diffby),
@@ -106,6 +111,7 @@ def replicate_retrieval(
     use_rep: str | None = None,
     max_queries: int | None = None,
     random_state: int = 0,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Do wells find their replicates in other batches?
 
@@ -123,8 +129,10 @@ def replicate_retrieval(
         Perturbations that are controls, by default where ``obs["control"] == "negative"``.
     use_rep
         Key of obsm, by default X.
-    max_queries
+    max_queries, random_state
         Score a random sample of this many queries against all candidates.
+    device
+        As in `average_precision`.
 
     Returns
     -------
@@ -142,6 +150,7 @@ def replicate_retrieval(
         use_rep=use_rep,
         max_queries=max_queries,
         random_state=random_state,
+        device=device,
     )
 
 
@@ -167,6 +176,7 @@ def class_retrieval(
     use_rep: str | None = None,
     max_queries: int | None = None,
     random_state: int = 0,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Do wells find other compounds of their class (a mechanism, a target) in other batches?
 
@@ -177,7 +187,7 @@ def class_retrieval(
     ----------
     class_key, group_key
         Columns of obs: the class, and what must differ (the compound, so that its doses do not find each other).
-    batch_key, label_key, controls, use_rep, max_queries
+    batch_key, label_key, controls, use_rep, max_queries, random_state, device
         As in `replicate_retrieval`.
 
     Returns
@@ -195,6 +205,7 @@ def class_retrieval(
         use_rep=use_rep,
         max_queries=max_queries,
         random_state=random_state,
+        device=device,
     )
 
 
@@ -219,6 +230,7 @@ def activity(
     threshold: float = 0.05,
     max_queries: int | None = None,
     random_state: int = 0,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Which perturbations are active: do their wells find each other rather than controls (Kalinin et al., 2025)?
 
@@ -231,7 +243,7 @@ def activity(
         another position.
     neg_sameby
         Columns that negatives must share: by default the batch.
-    batch_key, label_key, controls, use_rep
+    batch_key, label_key, controls, use_rep, device
         As in `replicate_retrieval`.
     null_size, random_state
         Random rankings behind a p-value (`metrics.mean_average_precision_p`), and their seed.
@@ -280,6 +292,7 @@ def activity(
         kept,
         null_size,
         random_state,
+        device,
     )
     return _judged(table, "active", threshold, null_size, notes)
 
@@ -426,10 +439,13 @@ def _retrieved(
     candidates: np.ndarray,
     null_size: int,
     random_state: int,
+    device: str = "cpu",
 ) -> pd.DataFrame:
     """Mean average precision, chance and p of each label of a column."""
     at = np.flatnonzero(queries)
-    found = metrics.average_precision(x, positive, negative, queries=at, candidates=np.flatnonzero(candidates))
+    found = metrics.average_precision(
+        x, positive, negative, queries=at, candidates=np.flatnonzero(candidates), counter=_counter(device)
+    )
     scored = (found.n_pos > 0) & (found.n_neg > 0)
     if not scored.any():
         raise InputError(
@@ -511,6 +527,23 @@ def nearest_neighbor(
     return score_table(rows)
 
 
+def _counter(device: str) -> Callable | None:
+    """What counts on a device; None for this processor's own threads."""
+    if device == "cpu":
+        return None
+    import torch
+
+    from cellica import ranks
+
+    if device == "auto":
+        return partial(ranks.counter, device="cuda") if torch.cuda.is_available() else None
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' is not there: torch sees no GPU; use 'cpu', or 'auto'")
+    if device != "cuda":
+        raise InputError(f"device {device!r} is not known: use 'cpu', 'cuda' or 'auto'")
+    return partial(ranks.counter, device=device)
+
+
 def _mean_average_precision(
     adata: ad.AnnData,
     metric: str,
@@ -523,6 +556,7 @@ def _mean_average_precision(
     use_rep: str | None,
     max_queries: int | None,
     random_state: int,
+    device: str,
 ) -> pd.DataFrame:
     x, kept, dropped, notes = scorable(adata, treated, needed, use_rep)
     candidates = queries = np.flatnonzero(kept)
@@ -530,7 +564,9 @@ def _mean_average_precision(
         sample = np.random.default_rng(random_state).choice(len(queries), max_queries, replace=False)
         queries = queries[np.sort(sample)]
         notes.append(f"{max_queries} of {len(candidates)} queries sampled (random_state {random_state})")
-    result = metrics.average_precision(x, positive, negative, queries=queries, candidates=candidates)
+    result = metrics.average_precision(
+        x, positive, negative, queries=queries, candidates=candidates, counter=_counter(device)
+    )
     scored = (result.n_pos > 0) & (result.n_neg > 0)
     if scored.any():
         notes.append(unscored(np.count_nonzero(~scored), "queries"))

@@ -1,16 +1,18 @@
 import itertools
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import f_oneway
 from sklearn.metrics import average_precision_score
 
-from cellica import metrics
+from cellica import metrics, ranks
 from cellica.metrics import Pairs
 
 small_profiles = st.integers(4, 6).flatmap(
@@ -353,3 +355,25 @@ def test_random_rankings_have_the_analytic_mean(n_pos, n_neg):
     assert drawn.mean() == pytest.approx(expected, abs=5 * drawn.std() / 20_000**0.5 + 1e-12)
     assert drawn.min() > 0
     assert drawn.max() <= 1
+
+
+# ------------------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("ties", [False, True])
+def test_torch_counts_what_numpy_counts(device, ties):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 6)).astype(np.float32)
+    x = np.sign(x) if ties else x
+    x[5] = 0
+    label, batch = rng.integers(-1, 40, 300), rng.integers(0, 4, 300)
+    positive, negative = metrics.Pairs([label], [batch]), metrics.Pairs([], [label, batch])
+    some = {"queries": rng.permutation(300)[:200], "candidates": rng.permutation(300)}
+    here = metrics.average_precision(x, positive, negative, **some)
+    there = metrics.average_precision(x, positive, negative, **some, counter=partial(ranks.counter, device=device))
+    np.testing.assert_array_equal(there.n_pos, here.n_pos)
+    np.testing.assert_array_equal(there.n_neg, here.n_neg)
+    np.testing.assert_allclose(there.value, here.value, atol=1e-12)
