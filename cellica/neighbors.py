@@ -365,6 +365,7 @@ def activity_scores(
     neg_sameby: Sequence[str] | None = None,
     max_queries: int | None = None,
     use_rep: str | None = None,
+    device: str = "cpu",
     **keywords: Any,
 ) -> pd.DataFrame:
     """`activity`, and where ``class_key`` is given `consistency` of the active perturbations, as scores.
@@ -390,6 +391,7 @@ def activity_scores(
             "pos_diffby": pos_diffby,
             "neg_sameby": neg_sameby,
             "max_queries": max_queries,
+            "device": device,
         }
         found["activity"] = activity(adata, **own, **keywords)
         return _summed(use_rep, found["activity"], "active", "activity_map", "active_share", dropped)
