@@ -12,7 +12,7 @@ from cellica.baselines import BASELINES
 from cellica.batch_effects import batch_effect, batch_probe
 from cellica.compounds import compound_gene as gene_scores
 from cellica.compounds import read_truth
-from cellica.generalization import holdout_auroc, knn_accuracy, probe_accuracy
+from cellica.generalization import accuracies, holdout_auroc
 from cellica.integration import integration
 from cellica.neighbors import activity_scores, class_retrieval, nearest_neighbor, replicate_retrieval
 from cellica.progress import track
@@ -47,7 +47,7 @@ DEFAULT = ("retrieval", "batch", "activity", "accuracy", "relationships")
 KINDS = (*DEFAULT, "probes", "integration")
 OF_BASELINES = DEFAULT
 LEARNED: Mapping[str, Mapping[str, Callable[..., pd.DataFrame]]] = {
-    "accuracy": {"knn_accuracy": knn_accuracy, "probe_accuracy": probe_accuracy},
+    "accuracy": {"knn_accuracy": accuracies},
     "probes": {"holdout_auroc": holdout_auroc},
 }  # scores of what is learned in other batches than those that are scored, which can take a ``method`` to fit there too
 MAX_QUERIES = 20_000

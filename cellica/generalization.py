@@ -5,7 +5,7 @@ strata. Each score comes with a 95 % interval over perturbations (group ``all`` 
 (group ``over batches``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from cellica import correct, metrics, probes
+from cellica.methods import FITS, options_of, parse
 from cellica.metrics import label_codes
 from cellica.schema import (
     EXPERIMENT,
@@ -226,7 +227,7 @@ def knn_accuracy(adata: ad.AnnData, *, k: int = 5, **keywords: Any) -> pd.DataFr
     """
     if k < 1:
         raise InputError(f"k is {k}: ask for at least 1 neighbour")
-    return _accuracy(adata, "knn_accuracy", k=k, **keywords)
+    return _accuracy(adata, {"knn_accuracy": k}, **keywords)
 
 
 def probe_accuracy(adata: ad.AnnData, **keywords: Any) -> pd.DataFrame:
@@ -250,14 +251,18 @@ def probe_accuracy(adata: ad.AnnData, **keywords: Any) -> pd.DataFrame:
     are several. Queries are treated wells whose perturbation lies in the training batches. Chance is the accuracy of
     the best constant guess, or of a uniform one where that is higher.
     """
-    return _accuracy(adata, "probe_accuracy", k=None, **keywords)
+    return _accuracy(adata, {"probe_accuracy": None}, **keywords)
+
+
+def accuracies(adata: ad.AnnData, *, k: int = 5, **keywords: Any) -> pd.DataFrame:
+    """`knn_accuracy` and `probe_accuracy` of the same fits of a method. Keywords are theirs."""
+    return _accuracy(adata, {"knn_accuracy": k, "probe_accuracy": None}, **keywords)
 
 
 def _accuracy(
     adata: ad.AnnData,
-    metric: str,
+    asked: Mapping[str, int | None],
     *,
-    k: int | None,
     method: str | None = None,
     batch_key: str = EXPERIMENT,
     label_key: str = PERTURBATION,
@@ -268,27 +273,44 @@ def _accuracy(
     random_state: int = 0,
     **options: Any,
 ) -> pd.DataFrame:
+    """Metrics with their numbers of neighbours (None: the discriminant)."""
     roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "strata_key": strata_key}
     _check(adata, method=method, controls=controls, use_rep=use_rep, **roles)
     treated = treated_mask(adata.obs, controls, label_key)
     wells = _wells(adata, treated, use_rep, max_batches, random_state, **roles)
     roles |= {"controls": controls, "random_state": random_state, **options}
     rep = use_rep or "X" if method is None else f"X_{method}"
-    classifier = CLASSIFIERS["lda"] if k is None else partial(probes.neighbor_votes, k=k, random_state=random_state)
-    tables = []
-    for held in np.unique(wells.group[wells.kept]):
+    classifiers = {
+        metric: CLASSIFIERS["lda"] if k is None else partial(probes.neighbor_votes, k=k, random_state=random_state)
+        for metric, k in asked.items()
+    }
+    named: dict[str, list[pd.DataFrame]] = {metric: [] for metric in asked}
+    crossing = wells.kept & (_n_groups(wells, wells.kept) > 1)
+    for held in np.unique(wells.group[crossing if method else wells.kept]):
         try:
             x = wells.x if method is None else _corrected(adata, wells, held, method, roles)
         except InputError as error:
-            return score_table([_not_applicable(rep, metric, str(error))])
+            return score_table([_not_applicable(rep, metric, str(error)) for metric in asked])
         aside = wells.group == held
-        tables.append(_named(wells, x, wells.kept & ~aside, wells.kept & aside, classifier))
-    named = pd.concat(tables) if tables else pd.DataFrame({"hit": []})
+        for metric, classifier in classifiers.items():
+            named[metric].append(_named(wells, x, wells.kept & ~aside, wells.kept & aside, classifier))
     said = [
         _as_it_is(adata, use_rep) if method is None else f"{method} fitted on the training batches only",
         *wells.notes,
     ]
-    return _accuracy_table(rep, metric, named, wells.dropped, [*said, *_fewer_neighbors(named, k)])
+    tables = []
+    for metric, k in asked.items():
+        one = pd.concat(named[metric]) if named[metric] else pd.DataFrame({"hit": []})
+        tables.append(_accuracy_table(rep, metric, one, wells.dropped, [*said, *_fewer_neighbors(one, k)]))
+    table = pd.concat(tables, ignore_index=True)
+    table.attrs[PER_QUERY] = {name: one for part in tables for name, one in part.attrs.get(PER_QUERY, {}).items()}
+    return table
+
+
+def _n_groups(wells: "_Wells", rows: np.ndarray) -> np.ndarray:
+    """In how many groups of batches the perturbation of each well lies, within its stratum, by some of the wells."""
+    lies = pd.DataFrame({"stratum": wells.stratum, "label": wells.label, "group": np.where(rows, wells.group, np.nan)})
+    return lies.groupby(["stratum", "label"])["group"].transform("nunique").to_numpy()
 
 
 # ---------------------------------------------------------------------------------------------- RxRx1's task
@@ -429,8 +451,7 @@ def _repeated(wells: _Wells, treated: np.ndarray, negative: np.ndarray) -> np.nd
     place = pd.MultiIndex.from_frame(lies[["stratum", "batch"]])
     alone = treated & ~place.isin(place[negative])
     single = treated & ~alone
-    n_groups = lies[single].groupby(["stratum", "label"])["group"].nunique()
-    single &= pd.MultiIndex.from_frame(lies[["stratum", "label"]]).isin(n_groups.index[n_groups < 2])
+    single &= _n_groups(wells, single) < 2
     for left_out, keys, reason in (
         (alone, ["stratum", "batch"], "batches without negative controls"),
         (single, ["stratum", "label"], "perturbations that lie in one batch, or group of batches, only"),
@@ -445,6 +466,8 @@ def _corrected(adata: ad.AnnData, wells: _Wells, held: int, method: str, keyword
     """Representation (n x d) corrected as fitted on the wells outside a group of batches, NaN where a well has none."""
     at = wells.rows(wells.group >= 0)
     work = ad.AnnData(wells.x[at], obs=adata.obs.iloc[at].copy())
+    if any("check_stability" in options_of(FITS[step]) for step in parse(method)):
+        keywords = {"check_stability": False, **keywords}  # says much of a fit, and changes nothing
     corrector = correct.fit(work[wells.group[at] != held].copy(), method, **keywords)
     corrector.transform(work, key_added="held_out")
     if held == wells.group[at].min():

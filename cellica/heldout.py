@@ -12,7 +12,6 @@ from cellica.metrics import Pairs, average_precision, chance_average_precision
 from cellica.roles import Roles, only
 from cellica.schema import InputError
 
-MAX_GROUPS, N_GROUPS = 12, 10  # batches that are left out one by one, and groups of them where there are more
 OWN = -1.0  # stands for each method's own default ridge, where a chain's methods have different ones
 
 
@@ -23,19 +22,6 @@ class Task:
     positive: Pairs
     negative: Pairs
     wells: np.ndarray
-
-
-def batch_groups(names: Sequence[str], random_state: int = 0) -> list[list[str]]:
-    """Batches to leave out together: one by one, or where there are more than 12 in 10 random groups.
-
-    >>> batch_groups(["b", "a"])
-    [['a'], ['b']]
-    """
-    names = sorted(names)
-    if len(names) <= MAX_GROUPS:
-        return [[name] for name in names]
-    shuffled = np.random.default_rng(random_state).permutation(names)
-    return [sorted(map(str, part)) for part in np.array_split(shuffled, N_GROUPS)]
 
 
 def left_out(

@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 
 from cellica.corrector import representation
-from cellica.heldout import Task, batch_groups, left_out
+from cellica.heldout import Task, left_out
 from cellica.methods import JOINT, ON_LABELS, parse
+from cellica.metrics import label_codes
 from cellica.neighbors import class_pairs, replicate_pairs
+from cellica.probes import batch_groups
 from cellica.roles import roles_of
 from cellica.schema import EXPERIMENT, PERTURBATION, InputError, labels, treated_mask
 from cellica.scores import PER_QUERY, PerQuery, absent_row, score_row, score_table
@@ -70,7 +72,9 @@ def held_out_retrieval(
     x, _ = representation(adata, use_rep)
     roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "strata_key": strata_key}
     wells = roles_of(obs, anchors=anchors, controls=controls, **roles)
-    groups = batch_groups(np.unique(wells.batch.astype(str)).tolist(), random_state)
+    names, code = np.unique(wells.batch.astype(str), return_inverse=True)
+    dealt = batch_groups(code, label_codes(wells.strata), random_state=random_state)
+    groups = [names[np.unique(code[dealt == group])].tolist() for group in np.unique(dealt)]
     if len(groups) < 2:
         raise InputError("not applicable: all wells are of one batch")
     asked = {"replicate_map": (label_key, label_key, replicate_pairs(obs, **roles))}
