@@ -1,4 +1,4 @@
-"""Benchmarks of published screens, as their authors run them, for any correction: RxRx3-core."""
+"""Benchmarks of published screens, as their authors run them, for any correction: RxRx3-core and RxRx1."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +10,8 @@ import pandas as pd
 from cellica import correct
 from cellica.artifacts import PathLike
 from cellica.compounds import compound_gene as score_compound_gene
+from cellica.generalization import rxrx1_test, sirna_accuracy
+from cellica.guides import GUIDE, guide_agreement, recall_without_arms
 from cellica.progress import track
 from cellica.relationships import relationship_recall
 from cellica.schema import (
@@ -37,6 +39,7 @@ def rxrx3_core(
     *,
     truth: PathLike | None = None,
     compound_gene: PathLike | None = None,
+    gene_positions: PathLike | None = None,
     methods: Sequence[str] = METHODS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     plate_controls: str = "drop",
@@ -54,6 +57,8 @@ def rxrx3_core(
         Folder for `relationship_recall`.
     compound_gene
         CSV for `compound_gene`.
+    gene_positions
+        Table for `correct_arms`: the means of chromosome arms are taken from genes before their relationships are scored.
     methods
         Names of ``correct.METHODS`` or chains of them; ``pca+center_scale`` is the authors' own.
     options
@@ -66,8 +71,8 @@ def rxrx3_core(
 
     Returns
     -------
-    Score table; ``rep`` is ``X_{method}``. Rows are those of `relationship_recall` (genes, each source) and of `compound_gene` (each concentration
-    and the maximum). Controls are on no map. Notes count blinded genes, plate controls, and ids without a partner when the
+    Score table; ``rep`` is ``X_{method}``. Rows are those of `relationship_recall` (genes, each source), of `guide_agreement` where obs has
+    ``treatment``, and of `compound_gene` (each concentration and the maximum). Controls are on no map. Notes count blinded genes, plate controls, and ids without a partner when the
     files were read. A method that cannot run is a row without a value whose note says why.
 
     Raises
@@ -99,7 +104,7 @@ def rxrx3_core(
         profiles = ad.AnnData(obs=adata.obs[on_map], obsm={key: work.obsm[key][on_map]})
         said = [note for note in work.uns[UNS][method]["notes"] if not note.startswith("confounding:")]
         said += [] if method == "none" else ["fitted on the scored wells (transductive)"]
-        table = _scores(profiles, key, truth, compound_gene, random_state)
+        table = _scores(profiles, key, truth, compound_gene, gene_positions, random_state)
         table["note"] = [join_notes([note, *said, *notes]) for note in table["note"]]
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else score_table([])
@@ -167,13 +172,78 @@ def _unmatched(adata: ad.AnnData) -> list[str]:
 
 
 def _scores(
-    wells: ad.AnnData, key: str, truth: PathLike | None, compound_gene: PathLike | None, random_state: int
+    wells: ad.AnnData,
+    key: str,
+    truth: PathLike | None,
+    compound_gene: PathLike | None,
+    positions: PathLike | None,
+    random_state: int,
 ) -> pd.DataFrame:
     tables = []
     keys: dict[str, Any] = {"use_rep": key, "random_state": random_state}
-    if truth is not None:
-        genes = wells[(wells.obs[PERTURBATION_TYPE] == GENE).to_numpy()]
+    genes = wells[(wells.obs[PERTURBATION_TYPE] == GENE).to_numpy()].copy()
+    if truth is not None and positions is not None:
+        tables.append(attempt(key, "recall", lambda: recall_without_arms(genes, truth, positions, **keys)))
+    elif truth is not None:
         tables.append(attempt(key, "recall", lambda: relationship_recall(genes, truth, **keys)))
+    if truth is not None and GUIDE in genes.obs:
+        tables.append(attempt(key, "guide_map", lambda: guide_agreement(genes, use_rep=key)))
     if compound_gene is not None:
         tables.append(attempt(key, "compound_gene_ap", lambda: score_compound_gene(wells, compound_gene, **keys)))
     return pd.concat(tables, ignore_index=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ RxRx1
+
+
+def rxrx1(
+    adata: ad.AnnData,
+    *,
+    methods: Sequence[str] = ("none", "center", "sphere", "wccn", "ica", "wccn+ica_drop"),
+    classifiers: Sequence[str] = ("knn", "lda", "class_mean"),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """`sirna_accuracy` on the 18 test experiments of RxRx1 with each correction, fitted on the 33 of training alone.
+
+    Parameters
+    ----------
+    adata
+        Wells or sites as ``profiles.read_embeddings(..., format="rxrx1")`` or ``cellica import rxrx1`` gives them. It is not changed.
+    methods, options
+        As in `rxrx3_core`.
+    classifiers
+        As in `sirna_accuracy`.
+    random_state
+        Seed.
+
+    Returns
+    -------
+    Score table; ``rep`` is ``X_{method}``, rows are those of `sirna_accuracy`. A method that cannot run, or cannot be applied to
+    experiments that it has not seen, is a row without a value whose note says why.
+
+    Raises
+    ------
+    InputError
+        A method or a column is not known.
+    """
+    options = options or {}
+    for method in methods:
+        correct.parse(method, options.get(method))
+    test = rxrx1_test(adata.obs)
+    train = ~test if (~test).any() else test
+    notes, tables = _unmatched(adata), []
+    for method in track(list(dict.fromkeys(methods)), "RxRx1"):
+        key = f"X_{method}"
+        work = ad.AnnData(X=adata.X, obs=adata.obs.copy(), var=pd.DataFrame(index=adata.var_names))
+        try:
+            corrector = correct.fit(work[train].copy(), method, random_state=random_state, **options.get(method, {}))
+            corrector.transform(work)
+        except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:  # one method must not end the benchmark
+            tables.append(score_table([absent_row(key, "all", error)]))
+            continue
+        table = sirna_accuracy(work, classifiers=classifiers, use_rep=key, random_state=random_state)
+        said = [f"{method} fitted on {train.sum()} rows of training experiments", *notes]
+        table["note"] = [join_notes([note, *said]) for note in table["note"]]
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True) if tables else score_table([])

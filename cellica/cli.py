@@ -29,6 +29,13 @@ app = typer.Typer(
 PACKAGES = ("torch", "timm", "anndata", "zarr", "scikit-learn", "pandas", "numpy")
 
 
+class Benchmark(StrEnum):
+    """Published screens with a task of their authors'."""
+
+    RXRX1 = "rxrx1"
+    RXRX3_CORE = "rxrx3-core"
+
+
 class Kind(StrEnum):
     """Data sets with a layout of their own, and tables."""
 
@@ -73,6 +80,13 @@ Score = Annotated[
 Clusters = Annotated[Path | None, typer.Option("--clusters", help="File of known clusters: name<TAB>MEMBER MEMBER ...")]
 CompoundGene = Annotated[
     Path | None, typer.Option("--compound-gene", help="CSV of treatment, gene_symbol, nM_value: targets of compounds.")
+]
+GenePositions = Annotated[
+    Path | None,
+    typer.Option("--gene-positions", help="CSV of gene, arm: means of chromosome arms are taken off before --truth."),
+]
+GuideKey = Annotated[
+    str | None, typer.Option("--guide-key", help="Column of guides, GENE_guide_1: do guides of a gene agree?")
 ]
 PosDiffBy = Annotated[
     list[str] | None,
@@ -536,6 +550,8 @@ def evaluate(
     truth: Truth = None,
     clusters: Clusters = None,
     compound_gene: CompoundGene = None,
+    gene_positions: GenePositions = None,
+    guide_key: GuideKey = None,
     score: Score = None,
     pos_diffby: PosDiffBy = None,
     neg_sameby: NegSameBy = None,
@@ -563,6 +579,8 @@ def evaluate(
         "truth": truth,
         "clusters": clusters,
         "compound_gene": compound_gene,
+        "gene_positions": gene_positions,
+        "guide_key": guide_key,
         "pos_diffby": pos_diffby,
         "neg_sameby": neg_sameby,
         "max_queries": max_queries or None,
@@ -594,6 +612,8 @@ def compare(
     truth: Truth = None,
     clusters: Clusters = None,
     compound_gene: CompoundGene = None,
+    gene_positions: GenePositions = None,
+    guide_key: GuideKey = None,
     score: Score = None,
     pos_diffby: PosDiffBy = None,
     neg_sameby: NegSameBy = None,
@@ -631,6 +651,8 @@ def compare(
         "truth": truth,
         "clusters": clusters,
         "compound_gene": compound_gene,
+        "gene_positions": gene_positions,
+        "guide_key": guide_key,
         "pos_diffby": pos_diffby,
         "neg_sameby": neg_sameby,
         "max_queries": max_queries or None,
@@ -651,6 +673,59 @@ def compare(
             "gain over none, paired, with 95 % intervals over perturbations (class_map: over what --group-key names):"
         )
         _print(retrieval.gains(scores).to_string(na_rep="-"))
+    if (scores["metric"] == "all").any():
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Example: cellica benchmark rxrx3-core OpenPhenom_rxrx3_core_embeddings.parquet --metadata metadata_rxrx3_core.csv "
+    "--truth benchmark_annotations/ --compound-gene compound_gene_interactions.csv --out rxrx3.csv"
+)
+def benchmark(
+    kind: Annotated[Benchmark, typer.Argument(help="Whose task.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Published embeddings, or wells of your own (.h5ad, .zarr).")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Table of scores (CSV).")],
+    metadata: Annotated[Path | None, typer.Option("--metadata", help="The data set's table, or its folder.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", help="NAME, or NAME+NAME; repeatable. [default: several]")
+    ] = None,
+    truth: Truth = None,
+    compound_gene: CompoundGene = None,
+    gene_positions: GenePositions = None,
+    force: Force = False,
+    random_state: Seed = 0,
+) -> None:
+    """Score corrections of a published screen as its authors do: RxRx1's siRNAs, RxRx3-core's genes and compounds."""
+    from cellica import artifacts, benchmarks, profiles
+    from cellica import correct as corrections
+
+    artifacts.refuse_existing(out, force=force)
+    for name in method or ():
+        corrections.parse(name)
+    if kind is Benchmark.RXRX1 and (truth or compound_gene or gene_positions):
+        raise InputError("--truth, --compound-gene and --gene-positions are for rxrx3-core: leave them out")
+    if kind is Benchmark.RXRX3_CORE and not (truth or compound_gene):
+        raise InputError("rxrx3-core is scored by --truth FOLDER, --compound-gene CSV, or both: name one")
+    own = [file for file in files if file.suffix in (".h5ad", ".zarr")]
+    if own and (len(files) > 1 or metadata):
+        raise InputError(
+            "wells of your own are one file, which knows its metadata: leave out the others and --metadata"
+        )
+    adata = artifacts.read_adata(own[0]) if own else profiles.read_embeddings(files, metadata, kind.value)
+    if not own:
+        _print(f"{adata.n_obs} rows x {adata.n_vars} features")
+        _print_account(adata, "import")
+    given: dict[str, Any] = {"random_state": random_state, **({"methods": method} if method else {})}
+    if kind is Benchmark.RXRX1:
+        scores = benchmarks.rxrx1(adata, **given)
+    else:
+        scores = benchmarks.rxrx3_core(
+            adata, truth=truth, compound_gene=compound_gene, gene_positions=gene_positions, **given
+        )
+    artifacts.write_table(scores, out, force=force)
+    _print_scores(scores)
     if (scores["metric"] == "all").any():
         raise typer.Exit(1)
 
@@ -751,7 +826,8 @@ def _print_scores(scores: Any) -> None:
     from cellica import retrieval
 
     width = max(100, Console().width)
-    _print(retrieval.summary(scores, chance=True).to_string(na_rep="-", float_format="{:.3f}".format, line_width=width))
+    table = retrieval.summary(scores, chance=True).dropna(axis=1, how="all")
+    _print(table.to_string(na_rep="-", float_format="{:.3f}".format, line_width=width))
     for caution in retrieval.cautions(scores):
         _print(f"mind: {caution}")
 

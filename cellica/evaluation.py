@@ -13,6 +13,7 @@ from cellica.batch_effects import batch_effect, batch_probe
 from cellica.compounds import compound_gene as gene_scores
 from cellica.compounds import read_truth
 from cellica.generalization import accuracies, holdout_auroc
+from cellica.guides import guide_agreement, recall_without_arms
 from cellica.integration import integration
 from cellica.neighbors import activity_scores, class_retrieval, nearest_neighbor, replicate_retrieval
 from cellica.progress import track
@@ -95,6 +96,8 @@ def evaluate(
     truth: PathLike | None = None,
     clusters: PathLike | None = None,
     compound_gene: PathLike | None = None,
+    gene_positions: PathLike | None = None,
+    guide_key: str | None = None,
     pos_diffby: Sequence[str] | None = None,
     neg_sameby: Sequence[str] | None = None,
     max_queries: int | None = MAX_QUERIES,
@@ -120,6 +123,10 @@ def evaluate(
         Columns for scores of classes, which are left out without ``class_key``; ``group_key`` is by default ``label_key``.
     truth, clusters, compound_gene
         Folder for `relationship_recall`, files for `cluster_scores` and `compound_gene`, which are left out without them.
+    gene_positions
+        Table for `correct_arms`, before relationships are scored.
+    guide_key
+        Column of guides such as ``GENE_guide_1``, for `guide_agreement`.
     pos_diffby, neg_sameby
         Columns for `activity`.
     max_queries, random_state
@@ -189,8 +196,12 @@ def evaluate(
             for metric, learn in LEARNED[kind].items() if kind in kinds else ():
                 yield attempt(rep, metric, partial(learn, data, strata_key=strata_key, **roles, **seed, **of))
         if "relationships" in kinds:
-            if truth is not None:
+            if truth is not None and gene_positions is not None:
+                yield recall_without_arms(data, truth, gene_positions, **keys, **seed, **of)
+            elif truth is not None:
                 yield relationship_recall(data, truth, **keys, **seed, **of)
+            if guide_key is not None:
+                yield guide_agreement(data, guide_key=guide_key, controls=controls, **of)
             if clusters is not None:
                 yield attempt(rep, "cluster_share", lambda: cluster_scores(data, clusters, **keys, **seed, **of))
             if compound_gene is not None:

@@ -363,7 +363,7 @@ def sirna_accuracy(
         raise InputError(f"classifier {first_few(odd)} is not known: use {first_few(CLASSIFIERS)}")
     roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "strata_key": strata_key}
     _check(adata, controls=controls, use_rep=use_rep, **roles)
-    asked = treated_mask(adata.obs, controls, label_key) & _test_wells(adata.obs, batch_key)
+    asked = treated_mask(adata.obs, controls, label_key) & rxrx1_test(adata.obs, batch_key)
     absent = "there are no wells of test experiments"
     if asked.any():
         absent = f"the {asked.sum()} wells of the test experiments have no {label_key} or no usable row: Kaggle's tables name none"
@@ -372,7 +372,7 @@ def sirna_accuracy(
     for level, data in levels.items():
         rep = use_rep if data is adata else None
         wells = _wells(data, treated_mask(data.obs, controls, label_key), rep, len(data), random_state, **roles)
-        test = _test_wells(data.obs, batch_key)
+        test = rxrx1_test(data.obs, batch_key)
         sets = _plate_sets(wells, data.obs)
         for name in classifiers:
             classify = (
@@ -597,7 +597,7 @@ def _check(adata: ad.AnnData, **keywords: Any) -> None:
         correct.parse(keywords["method"])
 
 
-def _test_wells(obs: pd.DataFrame, batch_key: str) -> np.ndarray:
+def rxrx1_test(obs: pd.DataFrame, batch_key: str = EXPERIMENT) -> np.ndarray:
     """Wells of RxRx1's test experiments."""
     if "dataset" in obs:
         return labels(obs, "dataset") == "test"

@@ -10,8 +10,9 @@ import pandas as pd
 from cellica import maps, metrics
 from cellica.artifacts import PathLike, require_file
 from cellica.metrics import Pairs, label_codes
+from cellica.relationships import relationship_recall
 from cellica.schema import PERTURBATION, UNS, InputError, first_few, labels, numbers, require_columns, treated_mask
-from cellica.scores import embedding_of, mean_of, mean_profiles, score_row, score_table, unscored
+from cellica.scores import embedding_of, join_notes, mean_of, mean_profiles, score_row, score_table, unscored
 
 GUIDE = "treatment"  # the column that names guides
 GUIDE_NAME = r"^(.+)_guide_([^_]+)$"
@@ -176,6 +177,32 @@ def correct_arms(
     account = {"auroc_before": before, "auroc_after": after, "n_changed": int(changed.sum())}
     said = {"method": ARMS, "use_rep": use_rep or "X", "min_genes": min_genes, "notes": np.array(notes, dtype=object)}
     adata.uns.setdefault(UNS, {})[key_added] = {**account, **said}
+
+
+def recall_without_arms(
+    adata: ad.AnnData,
+    truth: PathLike,
+    positions: PathLike | pd.DataFrame,
+    *,
+    label_key: str = PERTURBATION,
+    controls: Sequence[str] | None = None,
+    use_rep: str | None = None,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """`relationship_recall` after `correct_arms`, and `arm_bias` before and after (group ``corrected``). Keywords are theirs.
+
+    Returns
+    -------
+    Score table; rows of recall say in their notes that the means of arms were taken off.
+    """
+    keys: dict[str, Any] = {"label_key": label_key, "controls": controls}
+    work = ad.AnnData(obs=adata.obs.copy(), obsm={"X_raw": embedding_of(adata, use_rep)})
+    correct_arms(work, positions, use_rep="X_raw", **keys)
+    said = "means of chromosome arms taken off before"
+    recall = relationship_recall(work, truth, use_rep=f"X_{ARMS}", random_state=random_state, **keys)
+    recall["note"] = [join_notes([said, note]) for note in recall["note"]]
+    before, after = (arm_bias(work, positions, use_rep=rep, **keys) for rep in ("X_raw", f"X_{ARMS}"))
+    return pd.concat([recall, before, after.assign(group="corrected")], ignore_index=True).assign(rep=use_rep or "X")
 
 
 def arm_bias(

@@ -3,7 +3,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cellica import benchmarks, correct, metrics, profiles, schema
+from cellica import benchmarks, cli, correct, metrics, profiles, schema, simulate
 from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError
 
 N_GENES, N_COMPOUNDS, N_FEATURES = 90, 24, 32
@@ -151,12 +151,15 @@ def test_shuffled_labels_are_at_chance(wells, folder):
     tables = []
     for _ in range(3):
         shuffled = wells.copy()
-        label, kind = shuffled.obs["perturbation"].to_numpy(dtype=object), shuffled.obs["perturbation_type"].to_numpy()
+        kind = shuffled.obs["perturbation_type"].to_numpy()
+        names = {key: shuffled.obs[key].to_numpy(dtype=object).copy() for key in ("perturbation", "treatment")}
         treated = schema.treated_mask(shuffled.obs)
         for one in ("CRISPR", "COMPOUND"):
             rows = np.flatnonzero(treated & (kind == one))
-            label[rows] = label[rng.permutation(rows)]
-        shuffled.obs["perturbation"] = label
+            order = rng.permutation(rows)
+            for label in names.values():
+                label[rows] = label[order]
+        shuffled.obs = shuffled.obs.assign(**names)
         tables.append(run(shuffled, folder, plate_controls="keep"))
     mean = pd.concat(tables).groupby(["metric", "group"])[["value", "chance"]].mean()
     np.testing.assert_allclose(mean["value"], mean["chance"], atol=0.1)
@@ -220,3 +223,49 @@ def test_input_is_left_as_it_is(wells, folder):
     np.testing.assert_array_equal(wells.X, before.X)
     pd.testing.assert_frame_equal(wells.obs, before.obs)
     assert metrics.usable_rows(np.asarray(wells.X)).all()
+
+
+def test_one_command_makes_both_tables_from_the_files(folder, tmp_path, capsys):
+    out = tmp_path / "rxrx3.csv"
+    given = [
+        *("benchmark", "rxrx3-core", folder / "OpenPhenom_rxrx3_core_embeddings.parquet", "--metadata", folder),
+        *("--truth", folder / "truth", "--compound-gene", folder / "compound_gene_interactions.csv", "--out", out),
+        *("--method", "none", "--method", benchmarks.AUTHORS),
+    ]
+    with pytest.raises(SystemExit) as done:
+        cli.main(list(map(str, given)))
+    assert done.value.code == 0
+    table = pd.read_csv(out, keep_default_na=False, na_values={"value": [""]})
+    assert set(table["rep"]) == {"X_none", f"X_{benchmarks.AUTHORS}"}
+    assert {"recall_0.05_0.95", "compound_gene_ap", "guide_map"} <= set(table["metric"])
+    told = capsys.readouterr().out
+    assert "embeddings without metadata: 2" in told
+    assert "metadata without embedding: 3" in told
+    assert table["note"].str.contains("3 rows of metadata had no embedding").any()
+    with pytest.raises(SystemExit) as done:
+        cli.main(["benchmark", "rxrx3-core", "x.parquet", "--out", str(tmp_path / "other.csv")])
+    assert done.value.code == 2
+    assert "--truth FOLDER" in capsys.readouterr().err
+
+
+def test_means_of_chromosome_arms_are_taken_off_where_positions_are_given(wells, folder):
+    positions = pd.DataFrame({"gene": GENES, "arm": [f"{1 + i % 9}p" for i in range(N_GENES)]})
+    positions.to_csv(folder / "positions.csv", index=False)
+    plain = run(wells, folder)
+    table = run(wells, folder, gene_positions=folder / "positions.csv")
+    assert set(table["metric"]) - set(plain["metric"]) == {"arm_auroc"}
+    assert table.loc[table["metric"] == "recall_0.05_0.95", "note"].str.contains("means of chromosome arms").all()
+    assert values(table, benchmarks.AUTHORS, "arm_auroc").index.tolist() == ["all", "corrected"]
+
+
+def test_rxrx1_is_scored_by_fits_to_its_training_experiments():
+    wells = simulate.profiles("rxrx1-like", n_treatments=25, n_features=32, random_state=0)
+    table = benchmarks.rxrx1(wells, methods=["none", "wccn", "combat"], classifiers=["knn"])
+    of = table[(table["metric"] == "sirna_accuracy_knn") & (table["group"] == "all")].set_index("rep")
+    assert of.loc["X_wccn", "value"] > of.loc["X_none", "value"] > of.loc["X_none", "chance"] * 3
+    assert "of training experiments" in of.loc["X_wccn", "note"]
+    lost = table[table["rep"] == "X_combat"].iloc[0]
+    assert np.isnan(lost["value"])
+    assert "corrects the" in lost["note"]
+    with pytest.raises(InputError, match="method 'spehre' is not known"):
+        benchmarks.rxrx1(wells, methods=["spehre"])
