@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from scipy.special import digamma
+from scipy.special import digamma, gammaln
 from threadpoolctl import ThreadpoolController
 
 from cellica.extremes import extremes
@@ -260,6 +260,22 @@ def mean_average_precision_p(
     share = coo_array((1 / counts[group], (group, kind.ravel())), shape=(len(counts), len(kinds))).tocsr()
     p = np.array([(1 + np.sum((share[[i]] @ null)[0] >= mean[i] - TIE)) / (1 + null_size) for i in range(len(counts))])
     return mean, p
+
+
+def least_p(n_pos: np.ndarray, n_neg: np.ndarray, group: np.ndarray, null_size: int) -> np.ndarray:
+    """Smallest p-value (g,) that groups of queries can reach by `mean_average_precision_p`, in expectation.
+
+    It is that of perfect rankings: the product over the kinds of queries in a group of 1 / (n_pos + n_neg choose n_pos), and at
+    least 1 / (1 + null_size).
+
+    >>> least_p(np.array([1, 1]), np.array([4, 4]), np.array([0, 0]), 1000)
+    array([0.2])
+    """
+    kinds, kind = np.unique(np.column_stack([n_pos, n_neg]), axis=0, return_inverse=True)
+    log = -(gammaln(kinds.sum(axis=1) + 1) - gammaln(kinds[:, 0] + 1) - gammaln(kinds[:, 1] + 1))
+    pairs = np.unique(np.column_stack([group, kind.ravel()]), axis=0)
+    perfect = np.exp(np.bincount(pairs[:, 0], weights=log[pairs[:, 1]]))
+    return np.maximum(perfect, 1 / (1 + null_size))
 
 
 @cache

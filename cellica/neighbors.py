@@ -254,8 +254,9 @@ def activity(
 
     Returns
     -------
-    One row a perturbation, index its name: ``mean_average_precision``, ``chance``, ``n_queries``, ``p``, ``p_adjusted`` (Benjamini and
-    Hochberg) and ``active``. ``attrs["notes"]`` says what was left out, and where no p-value can reach the threshold.
+    One row a perturbation, index its name: ``mean_average_precision``, ``chance``, ``n_queries``, ``p``, ``least_p`` (the smallest that
+    its numbers of positives and negatives can reach), ``p_adjusted`` (Benjamini and Hochberg) and ``active``. ``attrs["notes"]`` says what was
+    left out, and where no p-value can reach the threshold.
 
     Raises
     ------
@@ -294,7 +295,7 @@ def activity(
         random_state,
         device,
     )
-    return _judged(table, "active", threshold, null_size, notes)
+    return _judged(table, "active", threshold, notes)
 
 
 def consistency(
@@ -351,7 +352,7 @@ def consistency(
     )
     every = np.ones(len(first), dtype=bool)
     table = _retrieved(means, np.asarray(means.X), class_key, positive, negative, every, every, null_size, random_state)
-    return _judged(table, "consistent", threshold, null_size, notes)
+    return _judged(table, "consistent", threshold, notes)
 
 
 def activity_scores(
@@ -460,20 +461,27 @@ def _retrieved(
     )
     counts = np.bincount(group)
     chance = np.bincount(group, weights=metrics.chance_average_precision(n_pos, n_neg)) / counts
-    columns = {"mean_average_precision": mean, "chance": chance, "n_queries": counts, "p": p}
+    least = metrics.least_p(n_pos, n_neg, group, null_size)
+    columns = {"mean_average_precision": mean, "chance": chance, "n_queries": counts, "p": p, "least_p": least}
     table = pd.DataFrame(columns, index=pd.Index(names, name=by, dtype=object))
     table.attrs["notes"] = [unscored(np.count_nonzero(~scored), "queries")] if not scored.all() else []
     return table
 
 
-def _judged(table: pd.DataFrame, verdict: str, threshold: float, null_size: int, notes: Sequence[str]) -> pd.DataFrame:
+def _judged(table: pd.DataFrame, verdict: str, threshold: float, notes: Sequence[str]) -> pd.DataFrame:
     table["p_adjusted"] = false_discovery_control(table["p"])
     table[verdict] = table["p_adjusted"] < threshold
-    least = 1 / (1 + null_size)
     said = [*notes, *table.attrs["notes"]]
+    short = table["least_p"] >= threshold
+    if short.any():
+        said.append(
+            f"{short.sum()} of {len(table)} have too few positives and negatives for any p below {threshold:g}: the smallest "
+            f"that they can reach is {table.loc[short, 'least_p'].min():.2g}"
+        )
     if not table[verdict].any():
         said.append(
-            f"none is {verdict}; the smallest p among {len(table)} is {table['p'].min():.4g} ({least:.2g} can be reached)"
+            f"none is {verdict}; the smallest p among {len(table)} is {table['p'].min():.4g} ({table['least_p'].min():.2g} can be "
+            "reached)"
         )
     table.attrs["notes"] = said
     return table
