@@ -169,7 +169,8 @@ def _one(
         tables.append(_attempt(rep, "replicate_map" + HELD_OUT, held_out_retrieval, adata, name, **given, **of_class))
     given = {key: value for key, value in given.items() if key != "anchors" or value is not None}
     for metric, learn in [pair for kind in kinds if kind in LEARNED for pair in LEARNED[kind].items()]:
-        tables.append(_attempt(rep, metric, learn, adata, method=name, **given))
+        some = {"max_queries": scoring.get("max_queries")} if metric == "knn_accuracy" else {}
+        tables.append(_attempt(rep, metric, learn, adata, method=name, **some, **given))
     both = pd.concat(tables, ignore_index=True)
     both.attrs[PER_QUERY] = {(rep, metric): one for table in tables for metric, one in _queries(table)}
     return both

@@ -130,7 +130,7 @@ def evaluate(
     pos_diffby, neg_sameby
         Columns for `activity`.
     max_queries, random_state
-        Score a random sample of about this many queries in the retrievals and in ``activity``, and say so; None: all.
+        Score a random sample of about this many queries in ``retrieval``, ``activity`` and ``accuracy``, and say so; None: all.
     device
         Where rankings are counted: ``"cpu"``, ``"cuda"``, or ``"auto"``, the GPU where there is one.
     baselines
@@ -194,7 +194,8 @@ def evaluate(
             yield attempt(rep, "replicate_cosine", lambda: replicate_scores(data, **roles, **seed, **of))
         for kind in LEARNED:
             for metric, learn in LEARNED[kind].items() if kind in kinds else ():
-                yield attempt(rep, metric, partial(learn, data, strata_key=strata_key, **roles, **seed, **of))
+                some = {"max_queries": max_queries} if kind == "accuracy" else {}
+                yield attempt(rep, metric, partial(learn, data, strata_key=strata_key, **some, **roles, **seed, **of))
         if "relationships" in kinds:
             if truth is not None and gene_positions is not None:
                 yield recall_without_arms(data, truth, gene_positions, **keys, **seed, **of)

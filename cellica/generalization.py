@@ -241,6 +241,8 @@ def probe_accuracy(adata: ad.AnnData, **keywords: Any) -> pd.DataFrame:
     ----------
     method, max_batches, **options
         As in `holdout_probes`.
+    max_queries
+        Ask for a random sample of this many wells.
     batch_key, label_key, strata_key, controls, use_rep, random_state
         As in `replicate_retrieval`.
 
@@ -270,6 +272,7 @@ def _accuracy(
     controls: Sequence[str] | None = None,
     use_rep: str | None = None,
     max_batches: int = 12,
+    max_queries: int | None = None,
     random_state: int = 0,
     **options: Any,
 ) -> pd.DataFrame:
@@ -285,6 +288,12 @@ def _accuracy(
         for metric, k in asked.items()
     }
     named: dict[str, list[pd.DataFrame]] = {metric: [] for metric in asked}
+    queries = wells.kept
+    if max_queries is not None and max_queries < np.count_nonzero(queries):
+        every = wells.rows(queries)
+        queries = np.zeros(len(queries), dtype=bool)
+        queries[np.random.default_rng(random_state).choice(every, max_queries, replace=False)] = True
+        wells.notes.append(f"{max_queries} of {len(every)} queries sampled (random_state {random_state})")
     crossing = wells.kept & (_n_groups(wells, wells.kept) > 1)
     for held in np.unique(wells.group[crossing if method else wells.kept]):
         try:
@@ -293,7 +302,7 @@ def _accuracy(
             return score_table([_not_applicable(rep, metric, str(error)) for metric in asked])
         aside = wells.group == held
         for metric, classifier in classifiers.items():
-            named[metric].append(_named(wells, x, wells.kept & ~aside, wells.kept & aside, classifier))
+            named[metric].append(_named(wells, x, wells.kept & ~aside, queries & aside, classifier))
     said = [
         _as_it_is(adata, use_rep) if method is None else f"{method} fitted on the training batches only",
         *wells.notes,

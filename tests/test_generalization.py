@@ -362,3 +362,15 @@ def test_sirna_accuracy_without_sets_or_with_a_wrong_name():
     plain = generalization.sirna_accuracy(wells(), classifiers=["lda"])
     assert plain["note"].iloc[0].startswith("not applicable: there are no wells of test experiments")
     assert row(plain, "sirna_accuracy_lda_left_out")["n_queries"] == 96
+
+
+def test_queries_may_be_a_sample_and_are_said_to_be():
+    adata = wells()
+    table = generalization.accuracies(adata, max_queries=40)
+    every = generalization.accuracies(adata)
+    for metric in ("knn_accuracy", "probe_accuracy"):
+        some = row(table, metric)
+        assert some["n_queries"] == 40
+        assert "40 of 96 queries sampled (random_state 0)" in some["note"]
+        assert some["value"] == pytest.approx(row(every, metric)["value"], abs=0.2)
+    pd.testing.assert_frame_equal(table, generalization.accuracies(adata, max_queries=40))
