@@ -19,6 +19,7 @@ _SUBMODULES = (
     "encoder",
     "fetch",
     "foreign",
+    "glossary",
     "hcs",
     "ica",
     "images",

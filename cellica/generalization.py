@@ -34,6 +34,7 @@ from cellica.schema import (
     treated_mask,
 )
 from cellica.scores import (
+    OVER_BATCHES,
     PER_QUERY,
     PerQuery,
     embedding_of,
@@ -45,7 +46,6 @@ from cellica.scores import (
     score_table,
 )
 
-OVER_BATCHES = "over batches"
 PLATE_GROUP = "among the plate's siRNAs"
 FIRST_TEST = {"HEPG2": 8, "HUVEC": 17, "RPE": 8, "U2OS": 4}  # RxRx1: the first test experiment of each cell type
 PROBE_COLUMNS = [

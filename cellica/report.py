@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from cellica import __version__, artifacts, plot, retrieval, schema
+from cellica import __version__, artifacts, glossary, plot, retrieval, schema
 from cellica.artifacts import PathLike
 from cellica.plates import Plate
 from cellica.progress import track
@@ -79,15 +79,6 @@ EXAMPLES = {
     "embeddings_without_metadata": "examples_without_metadata",
     "metadata_without_embedding": "examples_without_embedding",
 }
-METRICS = {
-    "replicate_map": "Replicates found in other batches, mean average precision.",
-    "replicate_map_other_well": "Replicates found in other batches and other well positions, mean average precision.",
-    "class_map": "Other members of the class found in other batches, mean average precision.",
-    "nsc": "Nearest profile of another compound has the same class.",
-    "nscb": "Nearest profile of another compound and batch has the same class.",
-    "batch_share": "Variance of anchors between batches. Low alone is no success: noise has none either.",
-    "batch_share_weighted": "The same, features weighted by their variance.",
-}
 
 
 def write(
@@ -107,7 +98,7 @@ def write(
     out
         HTML file.
     scores
-        Score table of `retrieval.evaluate` or `retrieval.compare`.
+        Score table of `retrieval.evaluate` or `retrieval.compare`, by default what ``uns["cellica"]["scores"]`` holds.
     plates
         Plates (or their stores) to show pictures of: 8 at most, evenly chosen.
 
@@ -132,6 +123,7 @@ def write(
     artifacts.refuse_existing(out, force=force)
     if not adata.n_obs:
         raise InputError("there are no wells to report on: adata has no rows")
+    scores = adata.uns.get(UNS, {}).get("scores") if scores is None else scores
     if scores is not None:
         schema.require_columns(scores, SCORE_COLUMNS, "the score table")
     opened = [plate if isinstance(plate, Plate) else Plate(plate) for plate in plates]
@@ -405,17 +397,38 @@ def _scores(scores: pd.DataFrame) -> dict[str, Any]:
         [(NOT_APPLICABLE, "") if np.isnan(v) else (_number(v), _number(c)) for v, c in zip(*row)]
         for row in zip(value.to_numpy(), chance.to_numpy())
     ]
-    metrics = [metric for metric in dict.fromkeys(scores["metric"]) if metric != "all"]
+    known = scores[scores["value"].notna()]
+    whole = [
+        (_figure(f"{draw.__name__} of methods", draw, scores), caption)
+        for draw, caption in (
+            (plot.tradeoff, "Batch effect left against what is found: up is better, left alone is not."),
+            (plot.gains, "Gain over uncorrected profiles; filled where the interval excludes zero."),
+        )
+        if {"batch_share", *GAIN[:1]} <= {*known["metric"], *scores}
+    ]
     return {
         "columns": list(value.columns),
         "wide": list(zip(value.index, cells)),
         "cautions": retrieval.cautions(scores),
         "bars": [
-            (_figure(f"bars of {name}", plot.scores, scores, metric=name), METRICS.get(name, "")) for name in metrics
+            *whole,
+            *(
+                (_figure(f"bars of {name}", plot.scores, scores, metric=name), _caption(name))
+                for name in dict.fromkeys(known["metric"])
+            ),
         ],
         "tidy_columns": list(SCORE_COLUMNS),
         "tidy": [list(map(_number, row)) for row in scores[list(SCORE_COLUMNS)].to_numpy(dtype=object)],
     }
+
+
+def _caption(name: str) -> str:
+    metric = glossary.metric_of(name)
+    return (
+        ""
+        if metric is None
+        else f"{metric.question} Better: {metric.better}. Chance: {metric.chance}. {metric.source}."
+    )
 
 
 # ---------------------------------------------------------------------------------------------- figures

@@ -7,7 +7,7 @@ import pandas as pd
 
 from cellica.drawing import COLORS, GREY, MARKERS, axes_of, ink, legend, plain, shortened
 from cellica.schema import SCORE_COLUMNS, InputError, require_columns
-from cellica.scores import GAIN
+from cellica.scores import GAIN, OVER_BATCHES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def scores(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | None"
     metric = metric or (known[0] if known else "")
     if metric not in known:
         raise InputError(f"metric {metric!r} is not in the score table; it has {', '.join(map(str, known)) or 'none'}")
-    rows = scores[scores["metric"] == metric]
+    rows = scores[(scores["metric"] == metric) & (scores["group"] != OVER_BATCHES)]
     baseline = rows["rep"].str.startswith(BASELINE).to_numpy()
     rows = pd.concat([rows[~baseline], rows[baseline]])
     at = np.arange(len(rows)) + 0.6 * np.sort(baseline)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from cellica import artifacts, correct, report, schema
+from cellica import artifacts, correct, report, retrieval, schema
 from cellica.plates import ingest
 from cellica.schema import InputError, MissingFileError, OutputExistsError, PlateError
 
@@ -194,7 +194,7 @@ def test_ids_are_unique(page):
 
 
 def test_figures_take_the_colour_of_the_page(page):
-    assert page.tags.count("svg") == 2 + 2 + 2 + 1 + 1 + 2  # before, two corrections, shares, plate maps, bars
+    assert page.tags.count("svg") == 2 + 2 + 2 + 1 + 1 + 1  # before, two corrections, shares, plate maps, bars of what has values
     assert report.INK not in page.source
     assert "currentColor" in page.source
     assert "prefers-color-scheme: dark" in page.source
@@ -451,3 +451,14 @@ def test_a_report_needs_neither_torch_nor_pyplot(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_scores_that_are_kept_with_the_wells_are_shown(tmp_path):
+    adata = wells()
+    table = retrieval.compare(adata, ["none", "center"], scores=["retrieval", "batch"])
+    adata.uns.setdefault("cellica", {})["scores"] = table
+    page = Page(report.write(adata, tmp_path / "r.html"))
+    assert "tradeoff of methods" in page.source
+    assert "gains of methods" in page.source
+    assert "do wells find the same perturbation in other batches? Better: higher." in page.text
+    assert "over batches" not in page.text.split("All scores and their notes")[0]
