@@ -292,10 +292,14 @@ def _counter(
 
     def count(rows: np.ndarray) -> Counts:
         pos, neg = positive.mask(rows, candidates), negative.mask(rows, candidates)
-        row, column = np.divmod(np.flatnonzero(pos), len(candidates))
-        score = _dots(units[rows], row, targets, column)
-        ranks = _count_negatives(units[rows], targets, targets32, neg, row, score)
-        above, tied = ranks or _sort_negatives(units[rows], targets, neg, row, score)
+        near, near32 = targets, targets32
+        used = np.flatnonzero(pos.any(axis=0) | neg.any(axis=0))
+        if len(used) < len(candidates) // 2:  # as where negatives are the controls of a batch
+            pos, neg, near, near32 = pos[:, used], neg[:, used], targets[used], targets32[used]
+        row, column = np.divmod(np.flatnonzero(pos), max(1, len(near)))
+        score = _dots(units[rows], row, near, column)
+        ranks = _count_negatives(units[rows], near, near32, neg, row, score)
+        above, tied = ranks or _sort_negatives(units[rows], near, neg, row, score)
         return Counts(row, score, above, tied, neg.sum(axis=1, dtype=np.int32))
 
     return count, max(1, min(256, PAIRS_AT_ONCE // max(1, len(candidates))))
