@@ -88,13 +88,13 @@ GenePositions = Annotated[
 GuideKey = Annotated[
     str | None, typer.Option("--guide-key", help="Column of guides, GENE_guide_1: do guides of a gene agree?")
 ]
-PosDiffBy = Annotated[
+ActivityPairs = Annotated[
     list[str] | None,
-    typer.Option("--pos-diffby", help="Column in which replicates must differ in activity, such as well; repeatable."),
-]
-NegSameBy = Annotated[
-    list[str] | None,
-    typer.Option("--neg-sameby", help="Column that controls must share in activity, such as plate; repeatable."),
+    typer.Option(
+        "--activity-pairs",
+        help="KEY=COLUMN[,COLUMN] for activity, KEY one of pos_sameby, pos_diffby, neg_sameby, neg_diffby, as in "
+        "pos_diffby=well; repeatable.",
+    ),
 ]
 Details = Annotated[
     Path | None, typer.Option("--details", help="Folder for tables of single perturbations and classes (CSV).")
@@ -553,8 +553,7 @@ def evaluate(
     gene_positions: GenePositions = None,
     guide_key: GuideKey = None,
     score: Score = None,
-    pos_diffby: PosDiffBy = None,
-    neg_sameby: NegSameBy = None,
+    activity_pairs: ActivityPairs = None,
     max_queries: MaxQueries = MANY_QUERIES,
     details: Details = None,
     store: Annotated[
@@ -581,8 +580,9 @@ def evaluate(
         "compound_gene": compound_gene,
         "gene_positions": gene_positions,
         "guide_key": guide_key,
-        "pos_diffby": pos_diffby,
-        "neg_sameby": neg_sameby,
+        "activity_pairs": {
+            key: columns.split(",") for key, columns in _pairs(activity_pairs, "--activity-pairs").items()
+        },
         "max_queries": max_queries or None,
         "device": device,
     }
@@ -615,8 +615,7 @@ def compare(
     gene_positions: GenePositions = None,
     guide_key: GuideKey = None,
     score: Score = None,
-    pos_diffby: PosDiffBy = None,
-    neg_sameby: NegSameBy = None,
+    activity_pairs: ActivityPairs = None,
     max_queries: MaxQueries = MANY_QUERIES,
     held_out: Annotated[
         bool, typer.Option("--held-out/--no-held-out", help="Also score wells of batches that no fit has seen.")
@@ -653,8 +652,9 @@ def compare(
         "compound_gene": compound_gene,
         "gene_positions": gene_positions,
         "guide_key": guide_key,
-        "pos_diffby": pos_diffby,
-        "neg_sameby": neg_sameby,
+        "activity_pairs": {
+            key: columns.split(",") for key, columns in _pairs(activity_pairs, "--activity-pairs").items()
+        },
         "max_queries": max_queries or None,
         "device": device,
     }
@@ -881,13 +881,14 @@ def _planes(z: str | None) -> int | str | None:
     return int(z) if z and re.fullmatch("[0-9]+", z) else z
 
 
-def _pairs(entries: Sequence[str] | None) -> dict[str, str]:
+def _pairs(entries: Sequence[str] | None, option: str = "--column") -> dict[str, str]:
     """``role=SPEC`` entries as a dict."""
     pairs = {}
     for entry in entries or ():
         role, equals, spec = entry.partition("=")
         if not (role and equals and spec):
-            raise InputError(f"--column {entry!r} is not understood: write role=SPEC, as in perturbation=compound")
+            example = "role=SPEC, as in perturbation=compound" if option == "--column" else "pos_diffby=well"
+            raise InputError(f"{option} {entry!r} is not understood: write {example}")
         pairs[role] = spec
     return pairs
 

@@ -51,6 +51,7 @@ LEARNED: Mapping[str, Mapping[str, Callable[..., pd.DataFrame]]] = {
     "accuracy": {"knn_accuracy": accuracies},
     "probes": {"holdout_auroc": holdout_auroc},
 }  # scores of what is learned in other batches than those that are scored, which can take a ``method`` to fit there too
+PAIRS = ("pos_sameby", "pos_diffby", "neg_sameby", "neg_diffby")
 MAX_QUERIES = 20_000
 ON_ANCHORS = {"wccn", "ica_shrink", "ruv", "leace"}  # methods fitted on the labels of anchors
 
@@ -98,8 +99,7 @@ def evaluate(
     compound_gene: PathLike | None = None,
     gene_positions: PathLike | None = None,
     guide_key: str | None = None,
-    pos_diffby: Sequence[str] | None = None,
-    neg_sameby: Sequence[str] | None = None,
+    activity_pairs: Mapping[str, Sequence[str]] | None = None,
     max_queries: int | None = MAX_QUERIES,
     random_state: int = 0,
     device: str = "cpu",
@@ -127,8 +127,8 @@ def evaluate(
         Table for `correct_arms`, before relationships are scored.
     guide_key
         Column of guides such as ``GENE_guide_1``, for `guide_agreement`.
-    pos_diffby, neg_sameby
-        Columns for `activity`.
+    activity_pairs
+        Columns for `activity` by keyword: ``pos_sameby``, ``pos_diffby``, ``neg_sameby``, ``neg_diffby``, as ``{"pos_diffby": ["well"]}``.
     max_queries, random_state
         Score a random sample of about this many queries in ``retrieval``, ``activity`` and ``accuracy``, and say so; None: all.
     device
@@ -155,13 +155,11 @@ def evaluate(
     if unknown := [name for name in kinds if name not in KINDS]:
         raise InputError(f"scores {first_few(unknown)} are not known: use some of {', '.join(KINDS)}")
     group_key = group_key or label_key
-    named = [
-        batch_key,
-        label_key,
-        *([class_key, group_key] if class_key else []),
-        *(pos_diffby or ()),
-        *(neg_sameby or ()),
-    ]
+    pairs = dict(activity_pairs or {})
+    if odd := sorted(set(pairs) - set(PAIRS)):
+        raise InputError(f"activity_pairs has no {first_few(odd)}: it takes {', '.join(PAIRS)}")
+    named = [batch_key, label_key, *([class_key, group_key] if class_key else [])]
+    named += [*(column for columns in pairs.values() for column in columns), *([guide_key] if guide_key else [])]
     require_columns(adata.obs, list(dict.fromkeys(named)), "obs")
     keys: dict[str, Any] = {"label_key": label_key, "controls": controls}
     roles: dict[str, Any] = {"batch_key": batch_key, **keys}
@@ -189,8 +187,7 @@ def evaluate(
             yield batch_effect(data, strata_key=strata_key, anchors=anchors, **roles, **of)
             yield attempt(rep, "batch_probe", lambda: batch_probe(data, strata_key=strata_key, **roles, **seed, **of))
         if "activity" in kinds:
-            columns: dict[str, Any] = {"pos_diffby": pos_diffby, "neg_sameby": neg_sameby}
-            yield activity_scores(data, **classes, **columns, **roles, **sampled, **of)
+            yield activity_scores(data, pairs=pairs, **classes, **roles, **sampled, **of)
             yield attempt(rep, "replicate_cosine", lambda: replicate_scores(data, **roles, **seed, **of))
         for kind in LEARNED:
             for metric, learn in LEARNED[kind].items() if kind in kinds else ():

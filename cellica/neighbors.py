@@ -1,6 +1,6 @@
 """What lies near what: average precision of wells and perturbations, and nearest neighbours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -222,8 +222,10 @@ def activity(
     *,
     batch_key: str = EXPERIMENT,
     label_key: str = PERTURBATION,
+    pos_sameby: Sequence[str] = (),
     pos_diffby: Sequence[str] | None = None,
     neg_sameby: Sequence[str] | None = None,
+    neg_diffby: Sequence[str] = (),
     controls: Sequence[str] | None = None,
     use_rep: str | None = None,
     null_size: int = 10_000,
@@ -238,11 +240,11 @@ def activity(
 
     Parameters
     ----------
-    pos_diffby
-        Columns that positives must differ in: by default the batch, where perturbations lie in several; ``["well"]`` asks for
-        another position.
-    neg_sameby
-        Columns that negatives must share: by default the batch.
+    pos_sameby, pos_diffby
+        Columns that positives must share besides the perturbation, and columns that they must differ in: by default the batch,
+        where perturbations lie in several; ``["well"]`` asks for another position.
+    neg_sameby, neg_diffby
+        Columns that negatives must share, by default the batch, and columns that they must differ in.
     batch_key, label_key, controls, use_rep, device
         As in `replicate_retrieval`.
     null_size, random_state
@@ -273,7 +275,7 @@ def activity(
         several = (lies.dropna().drop_duplicates().groupby("label").size() > 1).mean() > 0.5
         pos_diffby = [batch_key] if several else []
     neg_sameby = [batch_key] if neg_sameby is None else list(neg_sameby)
-    needed = list(dict.fromkeys([label_key, *pos_diffby, *neg_sameby]))
+    needed = list(dict.fromkeys([label_key, *pos_sameby, *pos_diffby, *neg_sameby, *neg_diffby]))
     x, kept, _, notes = scorable(adata, treated | control, needed, use_rep)
     if max_queries is not None and max_queries < np.count_nonzero(kept & treated):
         names, counts = np.unique(labels(adata.obs, label_key)[kept & treated].astype(str), return_counts=True)
@@ -281,13 +283,13 @@ def activity(
         sample = names[order[: max(1, np.searchsorted(np.cumsum(counts[order]), max_queries, side="right"))]]
         treated &= np.isin(labels(adata.obs, label_key), sample)
         notes.append(f"{len(sample)} of {len(names)} perturbations sampled (random_state {random_state})")
-    role = control.astype(np.int64)
-    negative = Pairs(column_pairs(adata.obs, neg_sameby, []).same, [role])
+    same, diff = column_pairs(adata.obs, neg_sameby, neg_diffby)
+    negative = Pairs(same, [*diff, control.astype(np.int64)])
     table = _retrieved(
         adata,
         x,
         label_key,
-        column_pairs(adata.obs, [label_key], pos_diffby),
+        column_pairs(adata.obs, [label_key, *pos_sameby], pos_diffby),
         negative,
         kept & treated,
         kept,
@@ -304,6 +306,10 @@ def consistency(
     class_key: str,
     group_key: str = PERTURBATION,
     label_key: str = PERTURBATION,
+    pos_sameby: Sequence[str] = (),
+    pos_diffby: Sequence[str] = (),
+    neg_sameby: Sequence[str] = (),
+    neg_diffby: Sequence[str] = (),
     active: pd.DataFrame | None = None,
     controls: Sequence[str] | None = None,
     use_rep: str | None = None,
@@ -320,6 +326,8 @@ def consistency(
     ----------
     class_key, group_key
         As in `class_retrieval`.
+    pos_sameby, pos_diffby, neg_sameby, neg_diffby
+        Further columns that positives and negatives must share or differ in; profiles are then means within their values too.
     active
         Table of `activity`; only its active perturbations are looked at. Without it all are, and the notes say so.
     label_key, controls, use_rep, null_size, threshold, random_state
@@ -335,7 +343,8 @@ def consistency(
         No class has two such perturbations, or a column is not there.
     """
     treated = treated_mask(adata.obs, controls, label_key)
-    needed = list(dict.fromkeys([label_key, class_key, group_key]))
+    columns = [*pos_sameby, *pos_diffby, *neg_sameby, *neg_diffby]
+    needed = list(dict.fromkeys([label_key, class_key, group_key, *columns]))
     require_columns(adata.obs, needed, "obs")
     x, kept, _, notes = scorable(adata, treated, needed, use_rep)
     if active is None:
@@ -347,8 +356,8 @@ def consistency(
     first = np.unique(profile, return_index=True)[1]
     means = ad.AnnData(metrics.group_means(x[kept], profile) if len(first) else x[:0], obs=adata.obs[kept].iloc[first])
     positive, negative = (
-        column_pairs(means.obs, [class_key], [group_key]),
-        column_pairs(means.obs, [], [class_key, group_key]),
+        column_pairs(means.obs, [class_key, *pos_sameby], [group_key, *pos_diffby]),
+        column_pairs(means.obs, neg_sameby, [class_key, group_key, *neg_diffby]),
     )
     every = np.ones(len(first), dtype=bool)
     table = _retrieved(means, np.asarray(means.X), class_key, positive, negative, every, every, null_size, random_state)
@@ -362,8 +371,7 @@ def activity_scores(
     group_key: str | None = None,
     label_key: str = PERTURBATION,
     batch_key: str = EXPERIMENT,
-    pos_diffby: Sequence[str] | None = None,
-    neg_sameby: Sequence[str] | None = None,
+    pairs: Mapping[str, Any] | None = None,
     max_queries: int | None = None,
     use_rep: str | None = None,
     device: str = "cpu",
@@ -371,7 +379,7 @@ def activity_scores(
 ) -> pd.DataFrame:
     """`activity`, and where ``class_key`` is given `consistency` of the active perturbations, as scores.
 
-    Keywords are theirs. Higher is better.
+    Keywords are theirs, ``pairs`` holds those of `activity` that name columns. Higher is better.
 
     Returns
     -------
@@ -389,12 +397,10 @@ def activity_scores(
     def of_perturbations() -> pd.DataFrame:
         own: dict[str, Any] = {
             "batch_key": batch_key,
-            "pos_diffby": pos_diffby,
-            "neg_sameby": neg_sameby,
             "max_queries": max_queries,
             "device": device,
         }
-        found["activity"] = activity(adata, **own, **keywords)
+        found["activity"] = activity(adata, **own, **(pairs or {}), **keywords)
         return _summed(use_rep, found["activity"], "active", "activity_map", "active_share", dropped)
 
     def of_classes() -> pd.DataFrame:

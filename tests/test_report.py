@@ -194,7 +194,9 @@ def test_ids_are_unique(page):
 
 
 def test_figures_take_the_colour_of_the_page(page):
-    assert page.tags.count("svg") == 2 + 2 + 2 + 1 + 1 + 1  # before, two corrections, shares, plate maps, bars of what has values
+    assert (
+        page.tags.count("svg") == 2 + 2 + 2 + 1 + 1 + 1
+    )  # before, two corrections, shares, plate maps, bars of what has values
     assert report.INK not in page.source
     assert "currentColor" in page.source
     assert "prefers-color-scheme: dark" in page.source

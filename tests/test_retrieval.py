@@ -682,3 +682,28 @@ def test_activity_needs_controls():
     adata.obs["control"] = ""
     with pytest.raises(InputError, match="there are none"):
         retrieval.activity(adata)
+
+
+def test_activity_takes_copairs_four_lists(tmp_path):
+    adata = screen(noise=1.0)
+    adata.obs["half"] = np.where(np.arange(adata.n_obs) % 2, "a", "b")
+    lists = {"pos_sameby": ["half"], "pos_diffby": ["experiment"], "neg_sameby": ["plate"], "neg_diffby": ["well"]}
+    table = retrieval.activity(adata, **lists)
+    found = retrieval.average_precision(
+        adata,
+        pos_sameby=["perturbation", "half"],
+        pos_diffby=["experiment"],
+        neg_sameby=["plate"],
+        neg_diffby=["control", "well"],
+    )
+    treated = (adata.obs["control"] == "").to_numpy()
+    expected = found[treated]["average_precision"].groupby(adata.obs["perturbation"].astype(str)[treated]).mean()
+    pd.testing.assert_series_equal(
+        table["mean_average_precision"], expected.reindex(table.index), check_names=False, check_index_type=False
+    )
+    scores = retrieval.evaluate(adata, ["X"], scores=["activity"], activity_pairs=lists, baselines=False)
+    assert score(scores, "activity_map")["value"] == pytest.approx(table["mean_average_precision"].mean())
+    with pytest.raises(InputError, match="activity_pairs has no 'pos_same'"):
+        retrieval.evaluate(adata, ["X"], activity_pairs={"pos_same": ["half"]})
+    classes = retrieval.consistency(adata, class_key="moa", neg_sameby=["plate"], pos_diffby=["plate"])
+    assert len(classes) == 4
