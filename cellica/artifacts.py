@@ -102,6 +102,23 @@ def require_file(path: PathLike, what: str = "input") -> Path:
     return path
 
 
+def read_csv(path: PathLike, what: str = "table") -> Any:
+    """A CSV table of text, every value a string or missing.
+
+    Raises
+    ------
+    MissingFileError, InputError
+        It is not there, or is no CSV file in UTF-8.
+    """
+    import pandas as pd
+
+    path = require_file(path, what)
+    try:
+        return pd.read_csv(path, dtype=str, encoding="utf-8")
+    except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
+        raise InputError(f"{path} cannot be read as a {what}, a CSV file in UTF-8 ({error})") from error
+
+
 def sha256(path: PathLike) -> str:
     """SHA-256 of a file, or of a folder's files (names and contents) in sorted order."""
     path = Path(path)

@@ -69,7 +69,7 @@ def batch_effect(
     notes.insert(0, f"wells of {len(set(labels(obs, label_key)))} anchors in {len(set(batch))} batches")
     if not known.any():
         notes.insert(0, "not applicable: anchors do not repeat within and across batches")
-    notes += _centred(adata, use_rep, "the share is low")
+    notes += _centred(adata, use_rep, ", on which the share is low for that")
     variance = (values - metrics.group_means(values, cell)[cell]).var(axis=0) if known.any() else share
     weighted = np.average(share[known], weights=variance[known]) if known.any() else np.nan
     values_of = {"batch_share": mean_of(share), "batch_share_weighted": float(weighted)}
@@ -145,7 +145,7 @@ def batch_probe(
             mixed[stratum == one] = rng.permutation(code[stratum == one])
         permuted.append(_named_batches(x[at], mixed, stratum, rng).mean())
     notes = ["lower is better; interval over batches", f"{len(counts[several])} batches", *notes]
-    notes += _centred(adata, use_rep, "batches are named worse than by chance")
+    notes += _centred(adata, use_rep, ": the value says nothing of others")
     of = hits, np.array(["/".join(one) for one in place[at]])
     return score_table(
         [score_row(use_rep, "batch_probe", hits.mean(), float(np.mean(permuted)), len(at), dropped, notes, of=of)]
@@ -155,9 +155,7 @@ def batch_probe(
 def _centred(adata: ad.AnnData, use_rep: str | None, so: str) -> list[str]:
     """A note where a correction took batch means from the wells that are scored, and what comes of it."""
     centred = [name for name in method_of(adata, use_rep).split("+") if name in CENTERING]
-    return (
-        [f"{' and '.join(centred)} took batch means from these very wells, on which {so} for that"] if centred else []
-    )
+    return [f"{' and '.join(centred)} took batch means from these very wells{so}"] if centred else []
 
 
 def _named_batches(x: np.ndarray, batch: np.ndarray, stratum: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -80,17 +80,15 @@ def rxrx3_core(
     InputError
         Neither truth was named, a method or an option is not known, or a column is not there.
     """
+    if gene_positions is not None and truth is None:
+        raise InputError("gene_positions corrects genes before their relationships are scored: name these too (truth=)")
     if truth is None and compound_gene is None:
         raise InputError("name at least one truth: a folder of relationships (truth=) or a table (compound_gene=)")
     if plate_controls not in PLATE_CONTROLS:
         raise InputError(f"plate_controls={plate_controls!r} is not allowed: use one of {first_few(PLATE_CONTROLS)}")
     require_columns(adata.obs, [PERTURBATION, PERTURBATION_TYPE, batch_key], "obs")
     options = options or {}
-    strange = [name for name in options if name not in methods]
-    if strange:
-        raise InputError(f"options name {first_few(strange)}, which is none of the methods {first_few(methods, 20)}")
-    for method in methods:
-        correct.parse(method, options.get(method))
+    _check_options(methods, options)
     on_map, notes = map_wells(adata.obs, plate_controls=plate_controls, batch_key=batch_key, random_state=random_state)
     notes = [*notes, *_unmatched(adata)]
     tables = []
@@ -110,6 +108,14 @@ def rxrx3_core(
     return pd.concat(tables, ignore_index=True) if tables else score_table([])
 
 
+def _check_options(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> None:
+    strange = [name for name in options if name not in methods]
+    if strange:
+        raise InputError(f"options name {first_few(strange)}, which is none of the methods {first_few(methods, 20)}")
+    for method in methods:
+        correct.parse(method, options.get(method))
+
+
 def map_wells(
     obs: pd.DataFrame, *, plate_controls: str = "drop", batch_key: str = EXPERIMENT, random_state: int = 0
 ) -> tuple[np.ndarray, list[str]]:
@@ -125,7 +131,9 @@ def map_wells(
     blinded = is_gene & obs[PERTURBATION].astype(str).str.fullmatch(BLINDED).to_numpy()
     common = _in_most_experiments(label[is_gene], labels(obs, batch_key)[is_gene])
     of_common = is_gene & np.isin(label, common)
-    notes = _left_out("blinded genes", label, blinded)
+    kindless = int(np.count_nonzero(on_map & ~np.isin(kind, [GENE, COMPOUND])))
+    notes = [f"{kindless} wells left out: neither {GENE} nor {COMPOUND} in {PERTURBATION_TYPE}"] if kindless else []
+    notes += _left_out("blinded genes", label, blinded)
     if plate_controls == "keep" or not len(common):
         return on_map & ~blinded, notes
     if plate_controls == "drop":
@@ -164,8 +172,16 @@ def _unmatched(adata: ad.AnnData) -> list[str]:
         ("embeddings_without_metadata", "examples_without_metadata", "embeddings had no metadata"),
         ("metadata_without_embedding", "examples_without_embedding", "rows of metadata had no embedding"),
     )
+    lost = list(map(str, account.get("rows_not_finite", [])))
     return [
-        f"{account[count]} {what} ({first_few(account.get(examples, []), 3)})"
+        *([f"{len(lost)} embeddings were not finite ({first_few(lost, 3)})"] if lost else []),
+        *_counted(account, parts),
+    ]
+
+
+def _counted(account: Mapping[str, Any], parts: Sequence[tuple[str, str, str]]) -> list[str]:
+    return [
+        f"{account[count]} {what} (such as {', '.join(map(str, list(account.get(examples, []))[:3]))})"
         for count, examples, what in parts
         if account.get(count)
     ]
@@ -228,8 +244,7 @@ def rxrx1(
         A method or a column is not known.
     """
     options = options or {}
-    for method in methods:
-        correct.parse(method, options.get(method))
+    _check_options(methods, options)
     test = rxrx1_test(adata.obs)
     train = ~test if (~test).any() else test
     notes, tables = _unmatched(adata), []
@@ -239,10 +254,14 @@ def rxrx1(
         try:
             corrector = correct.fit(work[train].copy(), method, random_state=random_state, **options.get(method, {}))
             corrector.transform(work)
+            del work.uns[UNS]  # so that it is not taken for a fit to all wells
+            work.obsm["fitted"] = work.obsm.pop(key)
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:  # one method must not end the benchmark
             tables.append(score_table([absent_row(key, "all", error)]))
             continue
-        table = sirna_accuracy(work, classifiers=classifiers, use_rep=key, random_state=random_state)
+        table = sirna_accuracy(work, classifiers=classifiers, use_rep="fitted", random_state=random_state).assign(
+            rep=key
+        )
         said = [f"{method} fitted on {train.sum()} rows of training experiments", *notes]
         table["note"] = [join_notes([note, *said]) for note in table["note"]]
         tables.append(table)

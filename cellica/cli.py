@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from cellica import __version__, progress
-from cellica.schema import CellicaError, InputError, OutputBusyError, first_few
+from cellica.schema import CellicaError, InputError, OutputBusyError, OutputExistsError, first_few
 
 app = typer.Typer(
     help="Microscopy screens made comparable across experiments: plates to embeddings to corrected, scored profiles.",
@@ -567,9 +567,14 @@ def evaluate(
     from cellica import artifacts, retrieval
 
     artifacts.refuse_existing(out, force=force)
+    artifacts.refuse_inputs(out, [file])
     if store:
         artifacts.check_adata_name(store, force=force)
         artifacts.refuse_inputs(store, [file, out])
+    if details and not force and details.exists() and any(details.glob("*.csv")):
+        raise OutputExistsError(
+            f"{details} holds tables already: use --force to replace them, or choose another folder"
+        )
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
     scored: dict[str, Any] = {
         "scores": score,
@@ -591,8 +596,10 @@ def evaluate(
     artifacts.write_table(scores, out, force=force)
     if store:
         artifacts.write_adata(adata, store, force=force)
-    _write_details(scores, details)
+    _write_details(scores, details, force)
     _print_scores(scores)
+    if scores["value"].isna().all():
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: cellica compare wells.h5ad --out comparison.csv --class-key moa --group-key compound")
@@ -617,6 +624,7 @@ def compare(
     score: Score = None,
     activity_pairs: ActivityPairs = None,
     max_queries: MaxQueries = MANY_QUERIES,
+    reference: Annotated[str, typer.Option("--reference", help="Method over which gains are given.")] = "none",
     held_out: Annotated[
         bool, typer.Option("--held-out/--no-held-out", help="Also score wells of batches that no fit has seen.")
     ] = True,
@@ -636,8 +644,10 @@ def compare(
     from cellica.drawing import figure_of
 
     artifacts.refuse_existing(out, force=force)
+    artifacts.refuse_inputs(out, [file])
     if figure:
         artifacts.refuse_existing(figure, force=force)
+        artifacts.refuse_inputs(figure, [file, out])
         if figure.suffix not in (".png", ".svg", ".pdf"):
             raise InputError(f"--figure {str(figure)!r} has no known ending: use .png, .svg or .pdf")
     for name in method or ():
@@ -661,19 +671,31 @@ def compare(
     adata = artifacts.read_adata(file)
     with parts.claimed(out) as folder:
         scores = retrieval.compare(
-            adata, method, **keys, **scored, random_state=random_state, held_out=held_out, n_jobs=jobs, parts=folder
+            adata,
+            method,
+            **keys,
+            **scored,
+            random_state=random_state,
+            reference=reference,
+            held_out=held_out,
+            n_jobs=jobs,
+            parts=folder,
         )
         artifacts.write_table(scores, out, force=force)
     if figure:
-        with artifacts.atomic(figure, force=force) as temporary:
-            figure_of(plot.tradeoff(scores)).savefig(temporary, format=figure.suffix[1:], dpi=150)
+        try:
+            drawn = figure_of(plot.tradeoff(scores))
+            with artifacts.atomic(figure, force=force) as temporary:
+                drawn.savefig(temporary, format=figure.suffix[1:], dpi=150)
+        except InputError as error:
+            _print(f"no figure: {error}")
     _print_scores(scores)
     if scores["gain"].notna().any():
         _print(
-            "gain over none, paired, with 95 % intervals over perturbations (class_map: over what --group-key names):"
+            f"gain over {reference}, paired, with 95 % intervals over perturbations (class_map: over what --group-key names):"
         )
         _print(retrieval.gains(scores).to_string(na_rep="-"))
-    if (scores["metric"] == "all").any():
+    if (scores["metric"] == "all").any() or scores["value"].isna().all():
         raise typer.Exit(1)
 
 
@@ -702,6 +724,7 @@ def benchmark(
     from cellica import correct as corrections
 
     artifacts.refuse_existing(out, force=force)
+    artifacts.refuse_inputs(out, files)
     for name in method or ():
         corrections.parse(name)
     if kind is Benchmark.RXRX1 and (truth or compound_gene or gene_positions):
@@ -725,8 +748,10 @@ def benchmark(
             adata, truth=truth, compound_gene=compound_gene, gene_positions=gene_positions, **given
         )
     artifacts.write_table(scores, out, force=force)
-    _print_scores(scores)
-    if (scores["metric"] == "all").any():
+    main = ~scores["metric"].str.contains(r"_q\d+$") & scores["group"].map(lambda group: not _is_number(group))
+    _print_scores(scores[main].reset_index(drop=True))
+    _print(f"{len(scores)} scores, with those of single concentrations, intervals and notes: {out}")
+    if (scores["metric"] == "all").any() or scores["value"].isna().all():
         raise typer.Exit(1)
 
 
@@ -822,17 +847,25 @@ def _print_account(adata: Any, key: str) -> None:
 
 
 def _print_scores(scores: Any) -> None:
-    """The scores as a table on stdout: representations down, metrics across, mean chance last."""
+    """The scores as a table on stdout: representations down, metrics across, chance last."""
+    import pandas as pd
+
     from cellica import retrieval
+    from cellica.scores import chances
 
     width = max(100, Console().width)
-    table = retrieval.summary(scores, chance=True).dropna(axis=1, how="all")
-    _print(table.to_string(na_rep="-", float_format="{:.3f}".format, line_width=width))
+    table = retrieval.summary(scores).dropna(axis=1, how="all")
+    if table.empty:
+        _print("nothing could be scored:")
+    else:
+        text = table.map(lambda value: "-" if pd.isna(value) else f"{value:.3f}")
+        text.loc["chance"] = pd.Series(chances(scores))
+        _print(text.to_string(line_width=width))
     for caution in retrieval.cautions(scores):
         _print(f"mind: {caution}")
 
 
-def _write_details(scores: Any, folder: Path | None) -> None:
+def _write_details(scores: Any, folder: Path | None, force: bool) -> None:
     """The tables that scores sum up, ``NAME.csv`` each with a column for the representation."""
     import pandas as pd
 
@@ -846,8 +879,10 @@ def _write_details(scores: Any, folder: Path | None) -> None:
     for (rep, name), detail in scores.attrs[DETAILS].items():
         table = detail.table if detail.table.index.name is None else detail.table.reset_index()
         of_name.setdefault(name, []).append(table.assign(rep=rep))
+    if not of_name:
+        _print(f"{folder}: no score that was asked for has a table of its own")
     for name, tables in of_name.items():
-        artifacts.write_table(pd.concat(tables, ignore_index=True), folder / f"{name}.csv", force=True)
+        artifacts.write_table(pd.concat(tables, ignore_index=True), folder / f"{name}.csv", force=force)
         _print(f"{folder / name}.csv")
 
 
@@ -875,6 +910,10 @@ def _keys(
         "controls": controls or None,
         "anchors": anchors or None,
     }
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9.eE+-]+", text) is not None
 
 
 def _planes(z: str | None) -> int | str | None:

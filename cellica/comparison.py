@@ -1,7 +1,9 @@
 """Corrections side by side: each fitted, applied and scored, with paired gains over none."""
 
-import hashlib
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from cellica.artifacts import PathLike
 from cellica.evaluation import DEFAULT, LEARNED, MAX_QUERIES, evaluate
 from cellica.parts import prepare
 from cellica.progress import track
-from cellica.schema import EXPERIMENT, PERTURBATION
+from cellica.schema import EXPERIMENT, PERTURBATION, InputError, first_few
 from cellica.scores import (
+    AGAINST,
     CONFOUNDING,
     GAIN,
     ONE_CLASS,
@@ -32,6 +35,7 @@ from cellica.scores import (
 )
 from cellica.unseen import HELD_OUT, held_out_retrieval
 
+FILES = ("truth", "clusters", "compound_gene", "gene_positions")  # options that name files
 PARALLEL = 2e5, 2e7  # values of a representation: below, processes cost more than they save; above, too much memory
 
 
@@ -46,6 +50,7 @@ def compare(
     controls: Sequence[str] | None = None,
     anchors: Sequence[str] | None = None,
     random_state: int = 0,
+    reference: str = REFERENCE,
     baselines: bool = True,
     held_out: bool = True,
     n_jobs: int | None = None,
@@ -62,6 +67,8 @@ def compare(
         What to correct: a key of obsm, by default X.
     batch_key, label_key, strata_key, controls, anchors, random_state
         Given to each method and to `evaluate`.
+    reference
+        The method over which gains are given.
     held_out
         Also score wells that no fit has seen: each batch (of more than 12, each of 10 groups) is left out in turn, its
         treated wells are ranked against those of the others (``replicate_map_held_out``, ``class_map_held_out``). Labels of
@@ -77,8 +84,8 @@ def compare(
 
     Returns
     -------
-    Score table; ``rep`` is ``X_{method}``. Notes hold what the method said of its fit, and that it saw the scored wells.
-    A method that cannot run is a row without a value whose note says why. Where ``none`` is among the methods, the columns
+    Score table; ``rep`` is ``X_{method}``. Notes say that a fit saw the scored wells; a method's first holds what it said of its fit.
+    A method that cannot run is a row without a value whose note says why. Where the reference is among the methods, the columns
     ``gain``, ``gain_low`` and ``gain_high`` hold the difference from it in the retrievals, paired over queries, with its 95 %
     interval over perturbations (of classes, over groups). A gain in class retrieval that rests on one class says so.
 
@@ -90,7 +97,7 @@ def compare(
     from cellica import correct
 
     names = list(dict.fromkeys(correct.DEFAULT_COMPARISON if methods is None else methods))
-    for name in names:
+    for name in [*names, reference]:
         correct.parse(name)
     roles: dict[str, Any] = {
         "batch_key": batch_key,
@@ -100,22 +107,27 @@ def compare(
         "anchors": anchors,
         "random_state": random_state,
     }
+    if adata.obs_names.has_duplicates:
+        twice = adata.obs_names[adata.obs_names.duplicated()].unique()
+        raise InputError(f"obs names occur twice ({first_few(twice)}): gains are paired by them, make them unique")
     if n_jobs is None:
         n_jobs = joblib.cpu_count() if PARALLEL[0] <= embedding_of(adata, use_rep).size <= PARALLEL[1] else 1
     folder = None if parts is None else Path(parts)
     if folder:
         options = {"use_rep": use_rep, "held_out": held_out, **roles, **scoring}
         prepare(folder, {"version": __version__, "data": _fingerprint(adata, use_rep), **_settings(options)})
-    scoring = {"max_queries": MAX_QUERIES, **scoring, "key_added": None}
+    scoring = {"max_queries": MAX_QUERIES, **scoring, "key_added": None, "design": False, "before": use_rep or "X"}
     own = evaluate(adata, [], baselines=baselines, **roles, **scoring)
     lean = _lean(adata, use_rep)
     found = dict(_kept(folder, names))
     waiting = [name for name in names if name not in found]
+    if found:
+        progress.say(f"going on from {len(found)} of {len(names)} methods that an earlier run finished")
     n_jobs = min(n_jobs, max(len(waiting), 1))
     threads = None if n_jobs == 1 else max(1, joblib.cpu_count() // n_jobs)
     with joblib.parallel_config(backend="loky", inner_max_num_threads=threads):
         results = joblib.Parallel(n_jobs, return_as="generator")(
-            joblib.delayed(_one)(lean, name, use_rep, roles, scoring, held_out) for name in waiting
+            joblib.delayed(_in_process)(os.getpid(), lean, name, use_rep, roles, scoring, held_out) for name in waiting
         )
         for name, table in zip(waiting, track(results, "compare methods", len(waiting))):
             found[name] = table
@@ -126,16 +138,30 @@ def compare(
     for table in tables:
         table.attrs.setdefault(PER_QUERY, {})
     per_query = {key: one for table in tables for key, one in table.attrs[PER_QUERY].items()}
-    scores = scores.assign(**_gains(scores, per_query, f"X_{REFERENCE}"))
+    scores = scores.assign(**_gains(scores, per_query, f"X_{reference}"))
     design = correct.confounding(adata, **{key: value for key, value in roles.items() if key != "random_state"})
     scores["note"] = [
-        join_notes([note, _one_class(per_query, rep, metric), *(design.sentences if i == 0 else ())])
+        join_notes([note, _one_class(per_query, rep, metric, f"X_{reference}"), *(design.sentences if i == 0 else ())])
         for i, (rep, metric, note) in enumerate(scores[["rep", "metric", "note"]].itertuples(index=False))
     ]
+    scores.attrs[AGAINST] = f"X_{reference}"
     return scores
 
 
 # ------------------------------------------------------------------------------------------------------ one method
+
+
+def _in_process(run: int, *arguments: Any) -> pd.DataFrame:
+    """`_one`, in a process that ends with the run that began it, however that ends."""
+    if os.getpid() != run:
+
+        def watch() -> None:
+            while os.getppid() == run:
+                time.sleep(1)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+    return _one(*arguments)
 
 
 def _one(
@@ -157,11 +183,10 @@ def _one(
         return score_table([absent_row(rep, "all", error)])
     kinds = DEFAULT if scoring.get("scores") is None else scoring["scores"]
     seen = {**scoring, "scores": [kind for kind in kinds if kind not in LEARNED]}
-    table = evaluate(work, [rep], baselines=False, **roles, **seen)
-    said = [note for note in work.uns["cellica"][name]["notes"] if not note.startswith(CONFOUNDING)]
-    if name != REFERENCE:
-        said.append("fitted on the scored wells (transductive)")
-    table["note"] = [join_notes([note, *said]) for note in table["note"]]
+    table = evaluate(work, [rep], baselines=False, **roles, **seen) if seen["scores"] else score_table([])
+    of_fit = [note for note in work.uns["cellica"][name]["notes"] if not note.startswith(CONFOUNDING)]
+    seen_too = "" if name == REFERENCE else "fitted on the scored wells (transductive)"
+    table["note"] = [join_notes([note, seen_too, *(of_fit if i == 0 else ())]) for i, note in enumerate(table["note"])]
     given: dict[str, Any] = {"use_rep": use_rep, **roles}
     tables = [table]
     if held_out and "retrieval" in kinds:
@@ -201,8 +226,8 @@ def _gains(
 ) -> dict[str, list[float]]:
     """Columns ``GAIN`` of a score table: paired over queries, intervals over their units."""
     rows = []
-    for rep, metric in zip(scores["rep"], scores["metric"]):
-        gain = _gain(per_query, rep, metric, reference)
+    for rep, metric, group in zip(scores["rep"], scores["metric"], scores["group"]):
+        gain = _gain(per_query, rep, metric, reference) if group == "all" else None
         if gain is None or not len(gain):
             rows.append((np.nan, np.nan, np.nan))
         else:
@@ -222,9 +247,11 @@ def _gain(per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: str, 
     return pd.DataFrame({"gain": difference, "unit": mine.unit, "group": mine.group}).dropna(subset=["gain"])
 
 
-def _one_class(per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: str) -> str:
+def _one_class(
+    per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: str, reference: str = f"X_{REFERENCE}"
+) -> str:
     """A warning where an established gain in class retrieval is not established without one of the classes."""
-    gain = _gain(per_query, rep, metric, f"X_{REFERENCE}") if metric.startswith("class_map") else None
+    gain = _gain(per_query, rep, metric, reference) if metric.startswith("class_map") else None
     if gain is None or gain["group"].nunique() < 2:
         return ""
     if metrics.cluster_interval(gain["gain"].to_numpy(), gain["unit"].to_numpy())[0] <= 0:
@@ -235,7 +262,7 @@ def _one_class(per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: 
     if low > 0:
         return ""
     return (
-        f"{ONE_CLASS} the gain in {metric} rests on {sums.idxmax()}: without it {rest['gain'].mean():+.3f} "
+        f"{ONE_CLASS} the gain in {metric} rests on {str(sums.idxmax()).replace(';', ',')}: without it {rest['gain'].mean():+.3f} "
         f"({low:+.3f} to {high:+.3f})"
     )
 
@@ -244,18 +271,20 @@ def _one_class(per_query: Mapping[tuple[str, str], PerQuery], rep: str, metric: 
 
 
 def _fingerprint(adata: ad.AnnData, use_rep: str | None) -> str:
-    """SHA-256 of all that is corrected and scored."""
-    obs = pd.util.hash_pandas_object(adata.obs.astype(str)).to_numpy()
-    digest = hashlib.sha256(obs.tobytes())
-    digest.update(np.ascontiguousarray(embedding_of(adata, use_rep)).data)
-    return digest.hexdigest()
+    """Hash of all that is corrected and scored."""
+    parts = [
+        adata.obs.astype(str),
+        embedding_of(adata, use_rep),
+        None if adata.X is None else embedding_of(adata, None),
+    ]
+    return str(joblib.hash(parts))
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, str]:
     """Options as text, files by what they hold."""
-    files = {key: Path(value) for key, value in options.items() if isinstance(value, str | Path)}
-    return {key: repr(value) for key, value in options.items()} | {
-        key: artifacts.sha256(file) for key, file in files.items() if file.exists()
+    return {
+        key: artifacts.sha256(value) if key in FILES and isinstance(value, str | Path) else str(joblib.hash(value))
+        for key, value in options.items()
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cellica import maps, metrics
-from cellica.artifacts import PathLike, require_file
+from cellica.artifacts import PathLike, read_csv
 from cellica.schema import (
     CONCENTRATION,
     PERTURBATION,
@@ -17,11 +17,10 @@ from cellica.schema import (
     InputError,
     first_few,
     labels,
-    numbers,
     require_columns,
     treated_mask,
 )
-from cellica.scores import mean_profiles, score_row, score_table, spelling_hint
+from cellica.scores import DETAILS, Detail, mean_profiles, score_row, score_table, spelling_hint
 
 ACTIVE, LEFT_OUT = 1_000.0, 10_000.0  # nM up to which a gene is a target of a compound, and up to which it is neither
 MIN_NEGATIVES = 20
@@ -107,7 +106,9 @@ def compound_gene(
     rows = [
         row for group, table in groups if group not in few for row in _rows(use_rep, str(group), table, measured, said)
     ]
-    return score_table(rows)
+    scores = score_table(rows)
+    scores.attrs[DETAILS] = {"compound_gene": Detail(measured.table)}
+    return scores
 
 
 def compound_gene_detail(
@@ -145,11 +146,15 @@ def compound_gene_detail(
 
 def read_truth(file: PathLike) -> pd.DataFrame:
     """Table of ``treatment``, ``gene_symbol`` and the lowest ``nM_value`` of each pair."""
-    table = pd.read_csv(require_file(file, "table of compounds and genes"))
+    table = read_csv(file, "table of compounds and genes")
     columns = ["treatment", "gene_symbol", "nM_value"]
     require_columns(table, columns, str(file))
     table = table[columns].dropna()
-    table["nM_value"] = numbers(table, ["nM_value"])["nM_value"]
+    value = pd.to_numeric(table["nM_value"], errors="coerce")
+    if value.isna().any():
+        wrong = table.loc[value.isna(), "nM_value"].unique()
+        raise InputError(f"{file}: nM_value holds what is no number ({first_few(wrong)}): give nM as plain numbers")
+    table["nM_value"] = value
     pairs = table.astype({"treatment": str, "gene_symbol": str}).groupby(columns[:2])
     return pairs["nM_value"].min().reset_index()
 

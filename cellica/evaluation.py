@@ -1,5 +1,6 @@
 """All scores that apply to a representation, in one table."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,11 +14,11 @@ from cellica.batch_effects import batch_effect, batch_probe
 from cellica.compounds import compound_gene as gene_scores
 from cellica.compounds import read_truth
 from cellica.generalization import accuracies, holdout_auroc
-from cellica.guides import guide_agreement, recall_without_arms
+from cellica.guides import guide_agreement, read_positions, recall_without_arms
 from cellica.integration import integration
 from cellica.neighbors import activity_scores, class_retrieval, nearest_neighbor, replicate_retrieval
 from cellica.progress import track
-from cellica.relationships import cluster_scores, read_clusters, relationship_recall
+from cellica.relationships import cluster_scores, read_clusters, read_sources, relationship_recall
 from cellica.replicates import replicate_scores
 from cellica.schema import (
     EXPERIMENT,
@@ -35,6 +36,7 @@ from cellica.schema import (
 from cellica.scores import (
     CIRCULAR,
     DETAILS,
+    DOSES,
     PER_QUERY,
     absent_row,
     attempt,
@@ -51,6 +53,7 @@ LEARNED: Mapping[str, Mapping[str, Callable[..., pd.DataFrame]]] = {
     "accuracy": {"knn_accuracy": accuracies},
     "probes": {"holdout_auroc": holdout_auroc},
 }  # scores of what is learned in other batches than those that are scored, which can take a ``method`` to fit there too
+AS_GROUPS = DOSES + " no group_key was named, so each {} is a group of its own: doses of one compound find each other"
 PAIRS = ("pos_sameby", "pos_diffby", "neg_sameby", "neg_diffby")
 MAX_QUERIES = 20_000
 ON_ANCHORS = {"wccn", "ica_shrink", "ruv", "leace"}  # methods fitted on the labels of anchors
@@ -104,6 +107,8 @@ def evaluate(
     random_state: int = 0,
     device: str = "cpu",
     baselines: bool = True,
+    design: bool = True,
+    before: str = "X",
     key_added: str | None = "scores",
 ) -> pd.DataFrame:
     """All scores that apply, for each representation.
@@ -138,13 +143,17 @@ def evaluate(
         such columns and they vary, mean pixels (``intensity_*``: ``baseline:intensity``), the number of cells
         (``cell_count``: ``baseline:cell_count``), and focus, saturation and the share of empty fields (``focus_*``,
         ``saturation_*``, ``empty``: ``baseline:quality``).
+    design
+        Say in the first note what the design cannot tell apart (``correct.confounding``).
+    before
+        Representation before correction, with which scIB's PCR comparison compares.
     key_added
         Also write the table to ``uns["cellica"][key_added]``; None: do not.
 
     Returns
     -------
     Score table. What does not apply is a row without a value whose note says why. ``attrs["details"]`` holds the tables of
-    single perturbations and classes that rows sum up, by representation and name.
+    single perturbations and classes that rows sum up (each as ``.table``), by representation and name.
 
     Raises
     ------
@@ -154,6 +163,11 @@ def evaluate(
     kinds = list(DEFAULT if scores is None else scores)
     if unknown := [name for name in kinds if name not in KINDS]:
         raise InputError(f"scores {first_few(unknown)} are not known: use some of {', '.join(KINDS)}")
+    if group_key and not class_key:
+        raise InputError(
+            f"group_key={group_key!r} says what must differ within a class: name the class too (class_key=)"
+        )
+    doses = class_key is not None and group_key is None
     group_key = group_key or label_key
     pairs = dict(activity_pairs or {})
     if odd := sorted(set(pairs) - set(PAIRS)):
@@ -165,6 +179,16 @@ def evaluate(
     roles: dict[str, Any] = {"batch_key": batch_key, **keys}
     anchor_mask(adata.obs, anchors, **roles)
     strata_labels(adata.obs, strata_key)
+    files = {"truth": truth, "clusters": clusters, "compound_gene": compound_gene, "gene_positions": gene_positions}
+    given = [name for name, value in {**files, "guide_key": guide_key}.items() if value is not None]
+    if given and "relationships" not in kinds:
+        raise InputError(f"{first_few(given)} is for 'relationships', which is not among scores={kinds}: add it there")
+    if gene_positions is not None and truth is None:
+        raise InputError("gene_positions corrects genes before their relationships are scored: name these too (truth=)")
+    if truth is not None:
+        read_sources(truth)
+    if gene_positions is not None:
+        read_positions(gene_positions)
     if clusters is not None:
         read_clusters(clusters)
     if compound_gene is not None:
@@ -195,24 +219,33 @@ def evaluate(
                 yield attempt(rep, metric, partial(learn, data, strata_key=strata_key, **some, **roles, **seed, **of))
         if "relationships" in kinds:
             if truth is not None and gene_positions is not None:
-                yield recall_without_arms(data, truth, gene_positions, **keys, **seed, **of)
+                yield attempt(
+                    rep, "recall", lambda: recall_without_arms(data, truth, gene_positions, **keys, **seed, **of)
+                )
             elif truth is not None:
-                yield relationship_recall(data, truth, **keys, **seed, **of)
+                yield attempt(rep, "recall", lambda: relationship_recall(data, truth, **keys, **seed, **of))
             if guide_key is not None:
-                yield guide_agreement(data, guide_key=guide_key, controls=controls, **of)
+                yield attempt(
+                    rep, "guide_map", lambda: guide_agreement(data, guide_key=guide_key, controls=controls, **of)
+                )
             if clusters is not None:
                 yield attempt(rep, "cluster_share", lambda: cluster_scores(data, clusters, **keys, **seed, **of))
             if compound_gene is not None:
                 found = attempt(rep, "compound_gene_ap", lambda: gene_scores(data, compound_gene, **keys, **seed, **of))
                 yield found
         if "integration" in kinds:
-            yield attempt(rep, "integration", lambda: integration(data, **roles, **seed, **of))
+            first = before if before in data.obsm or (before == "X" and data.X is not None) else rep
+            own: dict[str, Any] = {"strata_key": strata_key, "reference": first}
+            yield attempt(rep, "integration", lambda: integration(data, **own, **roles, **seed, **of))
 
     def marked(data: ad.AnnData, rep: str, kinds: Sequence[str]) -> Iterator[pd.DataFrame]:
         circular = _circular(data.obs, method_of(data, rep), anchors=anchors, **roles)
         for table in score(data, rep, kinds):
-            if circular:
-                table["note"] = [join_notes([note, circular]) for note in table["note"]]
+            said = table["metric"].str.startswith(("class_map", "nsc", "consistency")) & doses
+            table["note"] = [
+                join_notes([note, circular, AS_GROUPS.format(label_key) if one else ""])
+                for note, one in zip(table["note"], said)
+            ]
             yield table
 
     names = ["X", *(key for key in adata.obsm if key.startswith("X_"))] if reps is None else list(reps)
@@ -229,8 +262,20 @@ def evaluate(
             data = ad.AnnData(obs=adata.obs.copy(), obsm={name: baseline})
             tables += marked(data, name, [kind for kind in kinds if kind in OF_BASELINES])
     scored = pd.concat(tables, ignore_index=True) if tables else score_table([])
+    if names and not len(scored):
+        raise InputError(
+            f"there is nothing to score: {', '.join(kinds) or 'no kind of scores'} needs a file or column that was not named (truth, "
+            "clusters, compound_gene, guide_key)"
+        )
+    if design and len(scored):
+        from cellica import correct
+
+        sentences = correct.confounding(adata, anchors=anchors, strata_key=strata_key, **roles).sentences
+        scored.loc[0, "note"] = join_notes([str(scored.loc[0, "note"]), *sentences])
     if key_added is not None:
-        adata.uns.setdefault(UNS, {})[key_added] = scored.copy()
+        with warnings.catch_warnings():  # a view becomes a table of its own
+            warnings.simplefilter("ignore", ad.ImplicitModificationWarning)
+            adata.uns[UNS] = {**adata.uns.get(UNS, {}), key_added: scored.copy()}
     for key in (PER_QUERY, DETAILS):
         parts = (
             (table["rep"].iloc[0], name, one) for table in tables for name, one in table.attrs.get(key, {}).items()

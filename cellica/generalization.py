@@ -17,7 +17,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from cellica import correct, metrics, probes
-from cellica.methods import FITS, options_of, parse
+from cellica.methods import FITS, JOINT, options_of, parse
 from cellica.metrics import label_codes
 from cellica.schema import (
     EXPERIMENT,
@@ -34,8 +34,10 @@ from cellica.schema import (
     treated_mask,
 )
 from cellica.scores import (
+    DETAILS,
     OVER_BATCHES,
     PER_QUERY,
+    Detail,
     PerQuery,
     embedding_of,
     joint_codes,
@@ -204,6 +206,7 @@ def holdout_auroc(adata: ad.AnnData, *, detail: pd.DataFrame | None = None, **ke
                 per_query[metric] = PerQuery(pd.Series(value, names), units)
     table = score_table(rows)
     table.attrs[PER_QUERY] = per_query
+    table.attrs[DETAILS] = {"holdout_probes": Detail(detail)}
     return table
 
 
@@ -225,8 +228,7 @@ def knn_accuracy(adata: ad.AnnData, *, k: int = 5, **keywords: Any) -> pd.DataFr
     -------
     Score table as that of `probe_accuracy`, metric ``knn_accuracy``.
     """
-    if k < 1:
-        raise InputError(f"k is {k}: ask for at least 1 neighbour")
+    _check_k(k)
     return _accuracy(adata, {"knn_accuracy": k}, **keywords)
 
 
@@ -279,6 +281,8 @@ def _accuracy(
     """Metrics with their numbers of neighbours (None: the discriminant)."""
     roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "strata_key": strata_key}
     _check(adata, method=method, controls=controls, use_rep=use_rep, **roles)
+    if options and method is None:
+        raise InputError(f"{first_few(options)} is for a method, and none was named (method=)")
     treated = treated_mask(adata.obs, controls, label_key)
     wells = _wells(adata, treated, use_rep, max_batches, random_state, **roles)
     roles |= {"controls": controls, "random_state": random_state, **options}
@@ -295,13 +299,13 @@ def _accuracy(
         queries[np.random.default_rng(random_state).choice(every, max_queries, replace=False)] = True
         wells.notes.append(f"{max_queries} of {len(every)} queries sampled (random_state {random_state})")
     crossing = wells.kept & (_n_groups(wells, wells.kept) > 1)
-    for held in np.unique(wells.group[crossing if method else wells.kept]):
+    for held in np.unique(wells.group[queries & (crossing if method else wells.kept)]):
         try:
             x = wells.x if method is None else _corrected(adata, wells, held, method, roles)
         except InputError as error:
             return score_table([_not_applicable(rep, metric, str(error)) for metric in asked])
         aside = wells.group == held
-        for metric, classifier in classifiers.items():
+        for metric, classifier in classifiers.items() if (queries & aside).any() else ():
             named[metric].append(_named(wells, x, wells.kept & ~aside, queries & aside, classifier))
     said = [
         _as_it_is(adata, use_rep) if method is None else f"{method} fitted on the training batches only",
@@ -314,6 +318,11 @@ def _accuracy(
     table = pd.concat(tables, ignore_index=True)
     table.attrs[PER_QUERY] = {name: one for part in tables for name, one in part.attrs.get(PER_QUERY, {}).items()}
     return table
+
+
+def _check_k(k: int) -> None:
+    if not isinstance(k, int | np.integer) or k < 1:
+        raise InputError(f"k is {k!r}: ask for a whole number of neighbours, at least 1")
 
 
 def _n_groups(wells: "_Wells", rows: np.ndarray) -> np.ndarray:
@@ -367,7 +376,8 @@ def sirna_accuracy(
     InputError
         A classifier is unknown, or a column or representation is not there.
     """
-    odd = [name for name in classifiers if name not in CLASSIFIERS]
+    _check_k(k)
+    odd = [name for name in classifiers if name not in CLASSIFIERS] or ([] if len(classifiers) else ["none"])
     if odd:
         raise InputError(f"classifier {first_few(odd)} is not known: use {first_few(CLASSIFIERS)}")
     roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "strata_key": strata_key}
@@ -376,7 +386,7 @@ def sirna_accuracy(
     absent = "there are no wells of test experiments"
     if asked.any():
         absent = f"the {asked.sum()} wells of the test experiments have no {label_key} or no usable row: Kaggle's tables name none"
-    levels = {"": _well_means(adata, use_rep), "_sites": adata} if SITE in adata.obs else {"": adata}
+    levels = {"": _well_means(adata, use_rep, batch_key), "_sites": adata} if SITE in adata.obs else {"": adata}
     tables = []
     for level, data in levels.items():
         rep = use_rep if data is adata else None
@@ -473,6 +483,8 @@ def _repeated(wells: _Wells, treated: np.ndarray, negative: np.ndarray) -> np.nd
 
 def _corrected(adata: ad.AnnData, wells: _Wells, held: int, method: str, keywords: dict[str, Any]) -> np.ndarray:
     """Representation (n x d) corrected as fitted on the wells outside a group of batches, NaN where a well has none."""
+    if joint := JOINT & set(parse(method)):
+        raise InputError(f"not applicable: {' and '.join(sorted(joint))} corrects only the wells it was fitted on")
     at = wells.rows(wells.group >= 0)
     work = ad.AnnData(wells.x[at], obs=adata.obs.iloc[at].copy())
     if any("check_stability" in options_of(FITS[step]) for step in parse(method)):
@@ -588,7 +600,11 @@ def _fewer_neighbors(named: pd.DataFrame, k: int | None) -> list[str]:
 def _as_it_is(adata: ad.AnnData, use_rep: str | None) -> str:
     """What must be said of a representation that was not fitted here."""
     method = method_of(adata, use_rep)
-    if method in ("", "X", "none"):
+    try:
+        steps = set(parse(method)) - {"none"}
+    except InputError:  # no correction wrote it, or none that is known here
+        return ""
+    if not steps:
         return ""
     return (
         f"{method} was fitted before, on the wells that are left out too unless it was applied to them (transductive)"
@@ -632,8 +648,10 @@ def _plate_sets(wells: _Wells, obs: pd.DataFrame) -> np.ndarray | None:
     return sets
 
 
-def _well_means(adata: ad.AnnData, use_rep: str | None) -> ad.AnnData:
+def _well_means(adata: ad.AnnData, use_rep: str | None, batch_key: str) -> ad.AnnData:
     """Mean of the sites of each well, as X."""
-    well = joint_codes(adata.obs, [key for key in (EXPERIMENT, PLATE, WELL) if key in adata.obs])
+    well = joint_codes(
+        adata.obs, [key for key in dict.fromkeys((batch_key, EXPERIMENT, PLATE, WELL)) if key in adata.obs]
+    )
     first = np.unique(well, return_index=True)[1]
     return ad.AnnData(metrics.group_means(embedding_of(adata, use_rep), well), obs=adata.obs.iloc[first].copy())

@@ -65,7 +65,11 @@ METRICS: dict[str, Metric] = {
         "share of perturbations with p of at most .05", "higher", ".05", _EFAAR, "replicate_consistency"
     ),
     "magnitude": Metric(
-        "energy distance of a perturbation's wells from controls, unbiased", "higher", "0", _EFAAR, "magnitude"
+        "energy distance of a perturbation's wells from controls, unbiased, in units of the representation",
+        "neither",
+        "0",
+        _EFAAR,
+        "magnitude",
     ),
     "distinct_share": Metric("share of perturbations with p of at most .05", "higher", ".05", _EFAAR, "magnitude"),
     "knn_accuracy": Metric(

@@ -1,5 +1,6 @@
 """Guides to genes: profiles in which each guide counts alike, whether guides agree, and the bias of chromosome arms."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from cellica import maps, metrics
-from cellica.artifacts import PathLike, require_file
+from cellica.artifacts import PathLike, read_csv
 from cellica.metrics import Pairs, label_codes
 from cellica.relationships import relationship_recall
 from cellica.schema import PERTURBATION, UNS, InputError, first_few, labels, numbers, require_columns, treated_mask
@@ -17,6 +18,7 @@ from cellica.scores import embedding_of, join_notes, mean_of, mean_profiles, sco
 GUIDE = "treatment"  # the column that names guides
 GUIDE_NAME = r"^(.+)_guide_([^_]+)$"
 ARMS = "arms"  # key of the correction
+ARM = r"(?:chr)?(?:[0-9]{1,2}|[XYxyZWzw])[pq](?:[0-9.]*)"  # a chromosome and its arm, with or without a band
 MIN_GENES = 5  # fewest genes of an arm whose mean is taken off
 
 
@@ -94,6 +96,8 @@ def guide_agreement(
     ranked = metrics.average_precision(profiles, Pairs([code]), Pairs([], [code]))
     scored = (ranked.n_pos > 0) & (ranked.n_neg > 0)
     counts = np.bincount(code)
+    if not len(counts):
+        raise InputError("not applicable: no guide has a well that can be scored")
     said = [f"queries are mean profiles of guides, {counts.min()} to {counts.max()} a gene", *notes]
     said.append(unscored(np.count_nonzero(~scored), "guides"))
     if not scored.any():
@@ -200,7 +204,7 @@ def recall_without_arms(
     correct_arms(work, positions, use_rep="X_raw", **keys)
     said = "means of chromosome arms taken off before"
     recall = relationship_recall(work, truth, use_rep=f"X_{ARMS}", random_state=random_state, **keys)
-    recall["note"] = [join_notes([said, note]) for note in recall["note"]]
+    recall["note"] = [join_notes([note, said]) for note in recall["note"]]
     before, after = (arm_bias(work, positions, use_rep=rep, **keys) for rep in ("X_raw", f"X_{ARMS}"))
     return pd.concat([recall, before, after.assign(group="corrected")], ignore_index=True).assign(rep=use_rep or "X")
 
@@ -284,20 +288,28 @@ def read_positions(positions: PathLike | pd.DataFrame) -> dict[str, str]:
     >>> read_positions(pd.DataFrame({"gene": ["A", "B"], "chromosome": ["1", "X"], "start": [5, 9], "centromere": [7, 7]}))
     {'A': '1p', 'B': 'Xq'}
     """
-    what: Any = "the table of positions"
-    if not isinstance(positions, pd.DataFrame):
-        what, positions = str(positions), pd.read_csv(require_file(positions, "table of positions"), dtype=str)
-    require_columns(positions, ["gene"], what)
-    if "arm" not in positions:
-        require_columns(positions, ["chromosome", "start", "centromere"], what)
-        place = numbers(positions, ["start", "centromere"])
+    given = isinstance(positions, pd.DataFrame)
+    what = "the table of positions" if given else str(positions)
+    table: pd.DataFrame = positions if given else read_csv(positions, "table of positions")  # type: ignore[arg-type,assignment]
+    require_columns(table, ["gene"], what)
+    if "arm" not in table:
+        require_columns(table, ["chromosome", "start", "centromere"], what)
+        place = numbers(table, ["start", "centromere"])
         side = np.where(place["start"] < place["centromere"], "p", "q")
-        arm = pd.Series(side, positions.index, dtype=object).where(place.notna().all(axis=1))
+        arm = pd.Series(side, table.index, dtype=object).where(place.notna().all(axis=1))
     else:
-        arm = positions["arm"]
-    if "chromosome" in positions and arm.dropna().isin(["p", "q"]).all():
-        arm = positions["chromosome"].astype(str).str.cat(arm)
-    known = pd.DataFrame({"gene": positions["gene"].astype(str), "arm": arm})[positions["gene"].notna() & arm.notna()]
+        arm = table["arm"]
+    if "chromosome" in table and arm.dropna().isin(["p", "q"]).all():
+        arm = (
+            table["chromosome"].astype(str).str.cat(arm.astype(object)).where(table["chromosome"].notna() & arm.notna())
+        )
+    odd = sorted({name for name in arm.dropna().astype(str) if not re.fullmatch(ARM, name)})
+    if odd:
+        raise InputError(
+            f"{what} names arms {first_few(odd)}: write chromosome and arm as 1p or Xq, or p and q beside a column 'chromosome', and "
+            "leave what is not known empty"
+        )
+    known = pd.DataFrame({"gene": table["gene"].astype(str), "arm": arm})[table["gene"].notna() & arm.notna()]
     known = known.drop_duplicates()
     twice = known.loc[known["gene"].duplicated(), "gene"].unique()
     if len(twice):

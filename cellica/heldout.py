@@ -48,12 +48,12 @@ def left_out(
     ridges, options
         Ridges to try, and other options of the chain's methods, given to each method that has them.
     max_queries
-        Most queries of a task in a group, a random sample.
+        Most queries of a task in a group, a random sample; the same for every method and order of rows.
 
     Returns
     -------
     One row for each task, ridge and query: ``task``, ``ridge`` (NaN where the chain has none), ``batch`` (the first of its
-    group), ``row``, ``value``, ``chance``.
+    group), ``row``, ``value``, ``chance``. ``attrs["failed"]`` says which groups could not be left out, and why.
 
     Raises
     ------
@@ -62,17 +62,15 @@ def left_out(
     """
     steps = parse(method)
     folds = _folds(roles, steps, random_state)
-    rng = np.random.default_rng(random_state)
+    place = np.arange(len(x)) if roles.names is None else np.argsort(roles.names.astype(str), kind="stable")
     rows, reasons = [], []
     for group in groups:
         out = np.isin(roles.batch.astype(str), group)
+        drawn = {
+            name: _sample(place[(out & task.wells)[place]], max_queries, random_state) for name, task in tasks.items()
+        }
         for hidden in folds:
-            asked = {
-                name: np.flatnonzero(out & task.wells & np.isin(roles.label, hidden)) for name, task in tasks.items()
-            }
-            for name, queries in asked.items():
-                if max_queries is not None and len(queries) > max_queries:
-                    asked[name] = rng.choice(queries, max_queries, replace=False)
+            asked = {name: rows_[np.isin(roles.label[rows_], hidden)] for name, rows_ in drawn.items()}
             if not sum(map(len, asked.values())):
                 continue
             try:
@@ -86,7 +84,15 @@ def left_out(
     if not sum(map(len, rows)):
         why = reasons[0] if reasons else "no query has a positive and a negative elsewhere"
         raise InputError(f"{method} cannot be tried with batches left out: {why}")
-    return pd.concat([part for part in rows if len(part)], ignore_index=True)
+    table = pd.concat([part for part in rows if len(part)], ignore_index=True)
+    table.attrs["failed"] = list(dict.fromkeys(reasons))
+    return table
+
+
+def _sample(rows: np.ndarray, most: int | None, random_state: int) -> np.ndarray:
+    if most is None or len(rows) <= most:
+        return rows
+    return np.random.default_rng(random_state).choice(rows, most, replace=False)
 
 
 def _scored(y: np.ndarray, task: Task, queries: np.ndarray, candidates: np.ndarray) -> pd.DataFrame:

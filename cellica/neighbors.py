@@ -77,6 +77,11 @@ def average_precision(
     if not pos_sameby or not (neg_sameby or neg_diffby):
         raise InputError("name at least one column in pos_sameby, and one in neg_sameby or neg_diffby")
     rows = np.arange(adata.n_obs)
+    for name, mask in (("queries", queries), ("candidates", candidates)):
+        if mask is not None and (np.asarray(mask).dtype != bool or np.shape(mask) != rows.shape):
+            raise InputError(
+                f"{name} must be a boolean mask of the {adata.n_obs} wells, and is {np.shape(mask)} of {np.asarray(mask).dtype}"
+            )
     at = rows if queries is None else np.flatnonzero(queries)
     result = metrics.average_precision(
         embedding_of(adata, use_rep),
@@ -457,9 +462,8 @@ def _retrieved(
     )
     scored = (found.n_pos > 0) & (found.n_neg > 0)
     if not scored.any():
-        raise InputError(
-            f"no query has a positive and a negative: {len(at)} wells or profiles were looked at; name other columns"
-        )
+        reason = "; name other columns" if len(at) else ": there is none that can be scored, or none that is active"
+        raise InputError(f"not applicable: of {len(at)} wells or profiles none has a positive and a negative{reason}")
     names, group = np.unique(labels(adata.obs, by)[at][scored].astype(str), return_inverse=True)
     value, n_pos, n_neg = found.value[scored], found.n_pos[scored], found.n_neg[scored]
     mean, p = metrics.mean_average_precision_p(
@@ -468,6 +472,7 @@ def _retrieved(
     counts = np.bincount(group)
     chance = np.bincount(group, weights=metrics.chance_average_precision(n_pos, n_neg)) / counts
     least = metrics.least_p(n_pos, n_neg, group, null_size)
+    p = np.maximum(p, least)  # a draw of the null may by luck hold fewer perfect rankings than there are
     columns = {"mean_average_precision": mean, "chance": chance, "n_queries": counts, "p": p, "least_p": least}
     table = pd.DataFrame(columns, index=pd.Index(names, name=by, dtype=object))
     table.attrs["notes"] = [unscored(np.count_nonzero(~scored), "queries")] if not scored.all() else []
@@ -577,7 +582,8 @@ def _mean_average_precision(
     x, kept, dropped, notes = scorable(adata, treated, needed, use_rep)
     candidates = queries = np.flatnonzero(kept)
     if max_queries is not None and max_queries < len(queries):
-        sample = np.random.default_rng(random_state).choice(len(queries), max_queries, replace=False)
+        by_name = np.argsort(adata.obs_names.to_numpy(dtype=str)[queries], kind="stable")
+        sample = np.random.default_rng(random_state).choice(by_name, max_queries, replace=False)
         queries = queries[np.sort(sample)]
         notes.append(f"{max_queries} of {len(candidates)} queries sampled (random_state {random_state})")
     result = metrics.average_precision(

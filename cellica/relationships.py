@@ -9,10 +9,10 @@ import pandas as pd
 from scipy.stats import false_discovery_control
 
 from cellica import maps, metrics
-from cellica.artifacts import PathLike, require_file
+from cellica.artifacts import PathLike, read_csv, require_file
 from cellica.metrics import THRESHOLDS
 from cellica.schema import PERTURBATION, InputError, first_few, require_columns, treated_mask
-from cellica.scores import mean_profiles, score_row, score_table, spelling_hint
+from cellica.scores import DETAILS, Detail, mean_profiles, score_row, score_table, spelling_hint
 
 MIN_ENTITIES = 20  # fewest perturbations of a map on which known relationships are scored
 MIN_MEMBERS = 10  # fewest perturbations of a cluster that is tested
@@ -57,29 +57,27 @@ def relationship_recall(
     wrong = [pair for pair in thresholds if not 0 <= pair[0] < pair[1] <= 1]
     if wrong:
         raise InputError(f"thresholds {first_few(wrong)} are not allowed: use pairs of ranks with 0 <= low < high <= 1")
-    files = sorted(require_file(truth, "folder of known relationships").glob("*.txt"))
-    if not files:
-        raise InputError(f"{truth} holds no .txt file: give a folder of files such as CORUM.txt (entity1,entity2)")
+    of_source = read_sources(truth)
     profiles, names, dropped, notes = _map(adata, label_key, controls, use_rep)
     enough = len(names) >= MIN_ENTITIES
-    sources = [_read_pairs(file) for file in files]
+    sources = list(of_source.values())
     asked = sources if enough else [pairs[:0] for pairs in sources]
     rows = []
-    for file, pairs, recall in zip(
-        files, sources, metrics.relationship_recalls(profiles, names, asked, thresholds=thresholds)
+    for name, pairs, recall in zip(
+        of_source, sources, metrics.relationship_recalls(profiles, names, asked, thresholds=thresholds)
     ):
         said = [f"queries are annotated pairs of {len(names)} perturbations", *unmatched(names, pairs), *notes]
         if not enough:
             said = [f"not applicable: {len(names)} perturbations, and at least {MIN_ENTITIES} are needed", *notes]
         elif not recall.n_pairs:
-            said[0] = f"not applicable: no pair of {file.name} is among the {len(names)} perturbations"
+            said[0] = f"not applicable: no pair of {name} is among the {len(names)} perturbations"
         low_end, high_end, n_genes = maps.pair_interval(
             recall.pairs, recall.recalled, n_bootstraps=n_bootstraps, random_state=random_state
         )
         for i, (low, high) in enumerate(thresholds):
             interval = float(low_end[i]), float(high_end[i]), n_genes
             known = use_rep, f"recall_{low}_{high}", recall.value[i], low + 1 - high, recall.n_pairs, dropped, said
-            rows.append(score_row(*known, group=file.stem, interval=interval))
+            rows.append(score_row(*known, group=name, interval=interval))
     return score_table(rows)
 
 
@@ -175,7 +173,9 @@ def cluster_scores(
         value = table[column].to_numpy(dtype=float)
         chance = float(np.mean([one[column].mean() for one in null])) if null else np.nan
         rows.append(score_row(use_rep, metric, value.mean(), chance, len(value), dropped, notes, of=(value, unit)))
-    return score_table(rows)
+    scores = score_table(rows)
+    scores.attrs[DETAILS] = {"clusters": Detail(table)}
+    return scores
 
 
 def _map(
@@ -224,7 +224,10 @@ def read_clusters(clusters: PathLike | Mapping[str, Sequence[str]]) -> Mapping[s
     if isinstance(clusters, Mapping):
         return clusters
     file = require_file(clusters, "file of clusters")
-    lines = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        lines = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"{file} is no text file of clusters in UTF-8 ({error})") from error
     wrong = ["\t".join(line) for line in lines if len(line) != 2]
     if wrong or not lines:
         raise InputError(
@@ -236,7 +239,17 @@ def read_clusters(clusters: PathLike | Mapping[str, Sequence[str]]) -> Mapping[s
     return {name: members.split() for name, members in lines}
 
 
+def read_sources(truth: PathLike) -> dict[str, np.ndarray]:
+    """Annotated pairs (n x 2) of each source, the name of its file; see `relationship_recall`."""
+    files = sorted(
+        file for file in require_file(truth, "folder of known relationships").glob("*.txt") if file.is_file()
+    )
+    if not files:
+        raise InputError(f"{truth} holds no .txt file: give a folder of files such as CORUM.txt (entity1,entity2)")
+    return {file.stem: _read_pairs(file) for file in files}
+
+
 def _read_pairs(file: Path) -> np.ndarray:
-    pairs = pd.read_csv(file, dtype=str)
+    pairs = read_csv(file, "table of known relationships")
     require_columns(pairs, ["entity1", "entity2"], str(file))
     return pairs[["entity1", "entity2"]].dropna().to_numpy(dtype=object)

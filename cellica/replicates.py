@@ -11,7 +11,7 @@ from scipy.stats import false_discovery_control
 from cellica import maps, metrics
 from cellica.metrics import label_codes
 from cellica.schema import EXPERIMENT, PERTURBATION, InputError, control_mask, first_few, labels, treated_mask
-from cellica.scores import absent_row, scorable, score_row, score_table
+from cellica.scores import DETAILS, Detail, absent_row, scorable, score_row, score_table
 
 MIN_WELLS = 5  # fewest wells of a perturbation whose distance from controls is measured
 MAX_WELLS = 1000  # most wells of a perturbation, and most controls, that it is measured on
@@ -202,7 +202,7 @@ def replicate_scores(
     keys: dict[str, Any] = {"label_key": label_key, "controls": controls, "use_rep": use_rep, "threshold": threshold}
     keys["random_state"] = random_state
     lost = scorable(adata, np.ones(adata.n_obs, dtype=bool), [label_key], use_rep)[2]
-    rows = []
+    rows, details = [], {}
     for metric, share, column, verdict, measure in (
         ("replicate_cosine", "consistent_share", "mean_cosine", "consistent",
          lambda: replicate_consistency(adata, null=null, batch_key=batch_key, null_size=null_size, **keys)),
@@ -214,12 +214,14 @@ def replicate_scores(
         except InputError as error:
             rows += [absent_row(use_rep or "X", name, error, lost) for name in (metric, share)]
             continue
+        details["replicate_consistency" if metric == "replicate_cosine" else metric] = Detail(table)
         dropped, size, notes = table.attrs["n_dropped"], table.attrs["null_size"], table.attrs["notes"]
         table = table[table["p"].notna()]
         unit = table.index.to_numpy(dtype=str)
         passed = (table["p"] <= threshold).to_numpy(dtype=float)
         said = [
             "queries are perturbations",
+            "in units of this representation: not to be compared with others" if metric == "magnitude" else "",
             f"{table[verdict].sum()} of {len(table)} are {verdict} after Benjamini and Hochberg",
             *notes,
         ]
@@ -228,7 +230,9 @@ def replicate_scores(
         rows.append(score_row(use_rep, metric, value.mean(), by_chance, len(table), dropped, said, of=(value, unit)))
         by_chance = np.floor(threshold * (1 + size)) / (1 + size)
         rows.append(score_row(use_rep, share, passed.mean(), by_chance, len(table), dropped, said, of=(passed, unit)))
-    return score_table(rows)
+    scores = score_table(rows)
+    scores.attrs[DETAILS] = details
+    return scores
 
 
 def _null_perturbations(names: np.ndarray, n_wells: np.ndarray, null: Sequence[str]) -> np.ndarray:

@@ -391,6 +391,7 @@ def _plate_maps(adata: ad.AnnData, key: str, table: pd.DataFrame) -> tuple[Marku
 
 
 def _scores(scores: pd.DataFrame) -> dict[str, Any]:
+    columns = [*SCORE_COLUMNS[:-1], *(name for name in (*INTERVAL_COLUMNS, *GAIN) if name in scores), SCORE_COLUMNS[-1]]
     value = retrieval.summary(scores)
     chance = retrieval.summary(scores.assign(value=scores["chance"])).reindex_like(value)
     cells = [
@@ -404,7 +405,7 @@ def _scores(scores: pd.DataFrame) -> dict[str, Any]:
             (plot.tradeoff, "Batch effect left against what is found: up is better, left alone is not."),
             (plot.gains, "Gain over uncorrected profiles; filled where the interval excludes zero."),
         )
-        if {"batch_share", *GAIN[:1]} <= {*known["metric"], *scores}
+        if {"batch_share", "low", *GAIN} <= {*known["metric"], *scores}
     ]
     return {
         "columns": list(value.columns),
@@ -417,8 +418,8 @@ def _scores(scores: pd.DataFrame) -> dict[str, Any]:
                 for name in dict.fromkeys(known["metric"])
             ),
         ],
-        "tidy_columns": list(SCORE_COLUMNS),
-        "tidy": [list(map(_number, row)) for row in scores[list(SCORE_COLUMNS)].to_numpy(dtype=object)],
+        "tidy_columns": columns,
+        "tidy": [list(map(_number, row)) for row in scores[columns].to_numpy(dtype=object)],
     }
 
 

@@ -7,12 +7,11 @@ import pandas as pd
 
 from cellica.drawing import COLORS, GREY, MARKERS, axes_of, ink, legend, plain, shortened
 from cellica.schema import SCORE_COLUMNS, InputError, require_columns
-from cellica.scores import GAIN, OVER_BATCHES
+from cellica.scores import BASELINE, GAIN, OVER_BATCHES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BASELINE = "baseline:"
 NOT_APPLICABLE = "not applicable"
 
 
@@ -24,7 +23,7 @@ def scores(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | None"
     scores
         Score table (``schema.SCORE_COLUMNS``).
     metric
-        Which metric, by default the first of the table. Groups of a metric (``CORUM``, ...) have bars of their own.
+        Which metric, by default the first that has a value. Groups of a metric (``CORUM``, ...) have bars of their own.
 
     Returns
     -------
@@ -38,7 +37,8 @@ def scores(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | None"
     """
     require_columns(scores, SCORE_COLUMNS, "the score table")
     known = list(dict.fromkeys(scores["metric"]))
-    metric = metric or (known[0] if known else "")
+    valued = list(dict.fromkeys(scores.loc[scores["value"].notna(), "metric"]))
+    metric = metric or next(iter([*valued, *known]), "")
     if metric not in known:
         raise InputError(f"metric {metric!r} is not in the score table; it has {', '.join(map(str, known)) or 'none'}")
     rows = scores[(scores["metric"] == metric) & (scores["group"] != OVER_BATCHES)]
@@ -57,7 +57,10 @@ def scores(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | None"
         low, high = (rows[column].to_numpy(dtype=float) for column in ("low", "high"))
         ax.hlines(at, low, high, color=ink(), linewidth=1)
     ax.vlines(chance, at - 0.45, at + 0.45, color=COLORS[1], linewidth=2, label="chance")
-    for y, v, beside in zip(at, value, np.fmax(np.fmax(value, chance), 0)):
+    ends = np.fmax(np.fmax(value, chance), 0)
+    if "high" in rows:
+        ends = np.fmax(ends, rows["high"].to_numpy(dtype=float))
+    for y, v, beside in zip(at, value, ends):
         text = NOT_APPLICABLE if np.isnan(v) else f"{v:.3g}"
         ax.annotate(text, (beside, y), (5, 0), textcoords="offset points", va="center", fontsize="small")
     ax.set_yticks(at, [plain(shortened(name, 32)) for name in names])
@@ -117,7 +120,10 @@ def tradeoff(scores: pd.DataFrame, *, metric: str | None = None, ax: "Axes | Non
         va="bottom",
         fontsize="small",
     )
-    ax.set(xlabel="batch effect left (batch_share)", ylabel=plain(metric))
+    absent = [rep.removeprefix("X_") for rep in share.index if rep not in set(found["rep"])]
+    if absent:
+        ax.set_title(plain(f"without {metric}: {', '.join(absent)}"), fontsize="small", loc="left", wrap=True)
+    ax.set(xlabel="batch effect left (batch_share)", ylabel=plain(f"{metric} (higher is better)"))
     return ax
 
 

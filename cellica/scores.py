@@ -14,10 +14,15 @@ import numpy as np
 import pandas as pd
 
 from cellica import metrics
+from cellica.glossary import metric_of
 from cellica.metrics import Pairs, label_codes
 from cellica.schema import INTERVAL_COLUMNS, SCORE_COLUMNS, InputError, first_few, labels
 
 CIRCULAR, CONFOUNDING, ONE_CLASS = "circular:", "confounding:", "one class:"  # begin notes that a reader must mind
+DOSES = "groups:"  # begins the note that perturbations were taken for groups
+BASELINE, POSITION = "baseline:", "baseline:position"
+LEAST_FALL = 0.02  # of the share of batch, to speak of over-correction
+AGAINST = "reference"  # in a table's attrs: the representation over which gains are
 PER_QUERY = "per_query"  # in a table's attrs: what `compare` pairs
 DETAILS = "details"  # in a table's attrs: the tables that its rows sum up
 GAIN = ("gain", "gain_low", "gain_high")
@@ -185,15 +190,15 @@ def method_of(adata: ad.AnnData, use_rep: str | None) -> str:
 
 def gains(scores: pd.DataFrame) -> pd.DataFrame:
     """Gains over uncorrected profiles of a table of `compare`, as text: a row a representation, a column a metric."""
-    known = scores[scores["gain"].notna()]
+    known = scores[scores["gain"].notna() & (scores["group"] == "all")]
     text = [f"{gain:+.3f} ({low:+.3f} to {high:+.3f})" for gain, low, high in known[list(GAIN)].itertuples(index=False)]
     wide = known.assign(gain=text).pivot_table("gain", "rep", "metric", aggfunc="first", sort=False)
     return wide.reindex(known["rep"].unique())
 
 
 def cautions(scores: pd.DataFrame) -> list[str]:
-    """What a reader of the bare values must know: confounding, circular scores, gains that rest on one class,
-    over-correction, and why a score is not there.
+    """What a reader of the bare values must know: confounding, circular scores, gains that rest on one class, batch effects that one
+    measure misses, over-correction, what well position alone reaches, and why a score is not there.
 
     One text a cause, with the representations it holds for where that is not all of them.
     """
@@ -202,39 +207,90 @@ def cautions(scores: pd.DataFrame) -> list[str]:
     for rep, metric, value, note in scores[["rep", "metric", "value", "note"]].itertuples(index=False):
         parts = str(note).split("; ")
         if np.isnan(value):
-            causes.setdefault(parts[0] if metric == "all" else f"{metric} {parts[0]}", []).append(rep)
+            why = next((part for part in parts if part.startswith("not applicable")), parts[0])
+            causes.setdefault(why if metric == "all" else f"{metric}: {why}", []).append(rep)
         for part in parts:
-            if part.startswith((CIRCULAR, ONE_CLASS)):
+            if part.startswith((CIRCULAR, ONE_CLASS, DOSES)):
                 causes.setdefault(part, []).append(rep)
             elif part.startswith(CONFOUNDING):
                 of_design.setdefault(part)
     n_reps = scores.loc[scores["metric"] != "all", "rep"].nunique()
     unique = {cause: list(dict.fromkeys(reps)) for cause, reps in causes.items()}
     found = [cause if len(reps) == n_reps else f"{', '.join(reps)}: {cause}" for cause, reps in unique.items()]
-    return [*of_design, *found, *_over_corrected(scores)]
+    return [*of_design, *found, *_not_beaten(scores), *_still_there(scores), *_over_corrected(scores)]
+
+
+def _not_beaten(scores: pd.DataFrame) -> list[str]:
+    """Retrievals in which well position alone does as well as a representation."""
+    whole = scores[scores["group"] == "all"]
+    value, found = whole.pivot_table("value", "rep", "metric", sort=False), []
+    for metric in ("replicate_map", "class_map", "activity_map"):
+        values = value[metric].astype(float).to_dict() if metric in value else {}
+        alone = values.get(POSITION, np.nan)
+        at = [str(rep) for rep, one in values.items() if not str(rep).startswith(BASELINE) and one <= alone]
+        if at:
+            found.append(f"{metric}: well position alone gives {alone:.3f}, and no more is in {', '.join(at)}")
+    return found
+
+
+def _still_there(scores: pd.DataFrame) -> list[str]:
+    """Representations without a share of batch from which a linear probe still names batches."""
+    if "low" not in scores:
+        return []
+    whole = scores[scores["group"] == "all"].set_index("rep")
+    share = whole.loc[whole["metric"] == "batch_share", "value"].astype(float).to_dict()
+    probe = whole.loc[whole["metric"] == "batch_probe", ["value", "low", "chance"]].astype(float)
+    return [
+        f"{rep}: next to no share of batch ({share[rep]:.3f}), but a linear probe still names the batch of {value:.0%} of controls "
+        f"(chance {chance:.0%})"
+        for rep, (value, low, chance) in zip(map(str, probe.index), probe.to_numpy())
+        if share.get(rep, np.nan) < 0.05 and low > chance + 0.2
+    ]
 
 
 def _over_corrected(scores: pd.DataFrame) -> list[str]:
-    """Methods by which there is less batch effect and less is found than without correction, beyond the interval."""
+    """Methods by which there is clearly less batch effect, and less is found than without correction beyond the interval.
+
+    The share must fall by .02, weighted by variance too, and no score may rise beyond its interval.
+    """
     if GAIN[-1] not in scores:
         return []
-    share = scores[scores["metric"] == "batch_share"].set_index("rep")["value"]
-    before = share.get(f"X_{REFERENCE}", np.nan)
-    worse = scores[scores[GAIN[-1]] < 0]
-    return [
-        f"{rep}: over-corrected: the share of batch falls from {before:.3f} to {share[rep]:.3f}, and so does "
-        + " and ".join(
-            f"{row.metric} ({row.gain:+.3f}, {row.gain_low:+.3f} to {row.gain_high:+.3f})" for row in rows.itertuples()
-        )
-        for rep, rows in worse.groupby("rep", sort=False)
-        if str(rep).startswith("X_") and share.get(rep, np.nan) < before
-    ]
+    whole = scores[scores["group"] == "all"]
+    shares = {
+        name: whole[whole["metric"] == name].set_index("rep")["value"].astype(float).to_dict()
+        for name in ("batch_share", "batch_share_weighted")
+    }
+    found, against = [], str(scores.attrs.get(AGAINST, f"X_{REFERENCE}"))
+    words = [metric_of(name) for name in whole["metric"]]
+    better = np.array([one is not None and one.better == "higher" for one in words], dtype=bool)
+    for rep, rows in whole[better & whole["rep"].str.startswith("X_").to_numpy()].groupby("rep", sort=False):
+        before, after = ([of.get(name, np.nan) for of in shares.values()] for name in (against, str(rep)))
+        worse = rows[rows[GAIN[-1]] < 0]
+        if len(worse) and (np.subtract(before, after) >= LEAST_FALL).all() and not (rows[GAIN[1]] > 0).any():
+            texts = [
+                f"{m} ({g:+.3f}, {low:+.3f} to {high:+.3f})" for m, g, low, high in worse[["metric", *GAIN]].to_numpy()
+            ]
+            found.append(
+                f"{rep}: over-corrected: the share of batch falls from {before[0]:.3f} to {after[0]:.3f}, and so does "
+                + " and ".join(texts)
+            )
+    return found
+
+
+def chances(scores: pd.DataFrame) -> dict[str, str]:
+    """Chance of each column of `summary`, as text: a range where it differs between representations."""
+    by_rep = summary(scores.assign(value=scores["chance"].where(scores["value"].notna())))
+    ends = {str(name): (column.min(), column.max()) for name, column in by_rep.astype(float).items()}
+    return {
+        name: "-" if np.isnan(low) else f"{low:.3f}" if high - low < 0.01 else f"{low:.3f} to {high:.3f}"
+        for name, (low, high) in ends.items()
+    }
 
 
 def summary(scores: pd.DataFrame, *, chance: bool = False) -> pd.DataFrame:
     """Values of a score table for printing: a row a representation, a column a metric (and group, but ``over batches``).
 
-    With ``chance`` a last row holds the mean chance of each column.
+    With ``chance`` a last row holds the mean chance of each column; `chances` tells where it differs.
 
     >>> summary(score_table([score_row("X", "nsc", 0.5, 0.1, 9, 0, []), score_row("X", "recall", 0.2, 0.1, 9, 0, [], group="CORUM")]))
     metric  nsc  recall CORUM

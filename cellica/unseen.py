@@ -15,7 +15,7 @@ from cellica.neighbors import class_pairs, replicate_pairs
 from cellica.probes import batch_groups
 from cellica.roles import roles_of
 from cellica.schema import EXPERIMENT, PERTURBATION, InputError, labels, treated_mask
-from cellica.scores import PER_QUERY, PerQuery, absent_row, score_row, score_table
+from cellica.scores import PER_QUERY, PerQuery, absent_row, score_row, score_table, unscored
 
 HELD_OUT = "_held_out"  # ends the metrics
 
@@ -95,7 +95,10 @@ def held_out_retrieval(
     if ON_LABELS & set(steps):
         notes.append("and without the labels of the perturbations that are scored")
     if most is not None:
-        notes.append(f"at most {most} queries sampled of each group and half (random_state {random_state})")
+        notes.append(f"at most {most} queries sampled of each group (random_state {random_state})")
+    failed = found.attrs["failed"]
+    if failed:
+        notes.append(f"{len(failed)} fits failed, and their wells are not scored: {failed[0].replace('; ', ', ')}")
     rows, per_query = [], {}
     for metric, (key, unit, _) in asked.items():
         one = found[found["task"] == metric]
@@ -106,7 +109,9 @@ def held_out_retrieval(
             continue
         units, classes = labels(obs, unit)[at].astype(str), labels(obs, key)[at].astype(str)
         lost = int(np.count_nonzero(treated & ~tasks[metric].wells))
-        said = [*notes, f"{lost} wells left out: without {key} or {unit}" if lost else ""]
+        said = [*notes, f"{lost} wells left out: without {' or '.join(dict.fromkeys((key, unit)))}" if lost else ""]
+        if most is None:
+            said.append(unscored(np.count_nonzero(tasks[metric].wells) - len(one), "queries"))
         chance = one["chance"].mean()
         rows.append(score_row(rep, metric + HELD_OUT, value.mean(), chance, len(one), lost, said, of=(value, units)))
         per_query[rep, metric + HELD_OUT] = PerQuery(pd.Series(value, obs.index[at]), units, classes)

@@ -135,7 +135,7 @@ def test_notes_account_for_what_was_left_out(scores):
         "lost one member and 1 both, which are not on the map ('ALSO', 'NOTHERE')",
         "2 wells of 1 blinded genes left out ('RXRX3-1234')",
         "3 genes that stand in most experiments left out ('MTOR', 'PLK1', 'SRC')",
-        "2 embeddings had no metadata ('gene-099_1_A0",
+        "2 embeddings had no metadata (such as gene-099_1_A0",
         "3 rows of metadata had no embedding",
         "fitted on the scored wells (transductive)",
     ):

@@ -1,6 +1,9 @@
 """`compare`: wells that no fit has seen, one method at a time or several, from where it was stopped."""
 
 import json
+import subprocess
+import sys
+import time
 
 import anndata as ad
 import numpy as np
@@ -187,3 +190,35 @@ def test_metrics_know_nothing_of_row_order(adata, table):
         for metric in ("replicate_map", "replicate_map_held_out", "batch_share"):
             assert value(found, rep, metric).value == pytest.approx(value(table, rep, metric).value, abs=1e-4)
     assert metrics.N_THREADS >= 1
+
+
+def test_processes_end_with_a_run_that_is_killed(adata, tmp_path):
+    """Otherwise they would go on working for nobody."""
+    from cellica import artifacts
+
+    big = ad.concat([adata] * 12, index_unique="_")
+    big.obsm["X_wide"] = np.random.default_rng(0).normal(size=(big.n_obs, 300)).astype(np.float32)
+    artifacts.write_adata(big, tmp_path / "wells.h5ad")
+    script = (
+        "from cellica import artifacts, retrieval\n"
+        f"wells = artifacts.read_adata({str(tmp_path / 'wells.h5ad')!r})\n"
+        "retrieval.compare(wells, ['ica', 'ica_shrink', 'wccn+ica_drop'], use_rep='X_wide', n_jobs=2, "
+        "scores=['batch'], held_out=False, baselines=False)\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
+
+    def alive(selection):
+        found = subprocess.run(["ps", "-ww", "-o", "pid=,args=", *selection], capture_output=True, text=True).stdout
+        return {line.split()[0] for line in found.splitlines() if "LokyProcess" in line}
+
+    deadline = time.monotonic() + 120
+    while len(own := alive(["--ppid", str(run.pid)])) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(own) == 2
+    time.sleep(2)
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + 60
+    while (left := alive(["-p", ",".join(own)])) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not left

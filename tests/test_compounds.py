@@ -138,7 +138,7 @@ def test_what_cannot_be_scored_is_explained(truth, tmp_path):
                 tmp_path / "o.csv", pd.DataFrame([("A", 1.0, "b")], columns=["gene_symbol", "nM_value", "treatment"])
             ),
         )
-    with pytest.raises(InputError, match="hold text where numbers are measured: nM_value"):
+    with pytest.raises(InputError, match="nM_value holds what is no number"):
         retrieval.compound_gene(
             adata,
             write(

@@ -335,7 +335,7 @@ def test_evaluate_scores_every_representation_alike_and_states_its_key():
     adata = screen(noise=0.3)
     adata.obsm["X_noise"] = np.random.default_rng(0).normal(size=(48, 5))
     adata.obsm["ica_sources"] = np.zeros((48, 2))
-    scores = retrieval.evaluate(adata, class_key="moa")
+    scores = retrieval.evaluate(adata, class_key="moa", design=False)
     assert list(dict.fromkeys(scores["rep"])) == ["X", "X_noise", "baseline:position"]
     metrics_of = scores.groupby("rep")["metric"].agg(list)
     assert metrics_of["X"] == metrics_of["X_noise"] == metrics_of["baseline:position"]
@@ -348,7 +348,9 @@ def test_evaluate_scores_every_representation_alike_and_states_its_key():
     no_other = score(of_rep["X"], "replicate_map_other_well")
     assert np.isnan(no_other["value"])
     assert "no two treated wells share perturbation and differ in experiment, well" in no_other["note"]
-    named = retrieval.evaluate(adata, ["X_noise"], class_key="moa", baselines=False).reset_index(drop=True)
+    named = retrieval.evaluate(adata, ["X_noise"], class_key="moa", baselines=False, design=False).reset_index(
+        drop=True
+    )
     pd.testing.assert_frame_equal(named, of_rep["X_noise"].reset_index(drop=True))
 
 
@@ -555,8 +557,10 @@ def test_why_a_score_is_missing_is_told_once():
     adata = screen()
     adata = adata[adata.obs["experiment"] == adata.obs["experiment"].iloc[0]].copy()
     said = retrieval.cautions(retrieval.compare(adata, ["none", "sphere", "combat"], baselines=False))
-    missing = [text for text in said if text.startswith("replicate_map not applicable")]
-    assert missing == ["replicate_map not applicable: no two treated wells share perturbation and differ in experiment"]
+    missing = [text for text in said if text.startswith("replicate_map: not applicable")]
+    assert missing == [
+        "replicate_map: not applicable: no two treated wells share perturbation and differ in experiment"
+    ]
     assert any(text.startswith("X_combat: combat compares batches") for text in said)
 
 
@@ -611,18 +615,50 @@ def test_on_shuffled_labels_intervals_hold_chance():
 
 def test_methods_that_remove_biology_with_the_batch_are_called_over_corrected():
     adata = screen()
-    scores = retrieval.compare(adata, ["none", "sphere"], baselines=False)
+    scores = retrieval.compare(adata, ["none", "sphere"], scores=["retrieval", "batch"], baselines=False)
     worse = scores["rep"] == "X_sphere"
+    scores[list(GAIN)] = np.nan
     scores.loc[worse & (scores["metric"] == "replicate_map"), list(GAIN)] = [-0.2, -0.3, -0.1]
-    share = scores["metric"] == "batch_share"
-    for values, n in (((0.5, 0.1), 1), ((0.1, 0.5), 0)):
-        scores.loc[share & ~worse, "value"], scores.loc[share & worse, "value"] = values
-        found = [text for text in retrieval.cautions(scores) if "over-corrected" in text]
-        assert len(found) == n
-    scores.loc[share & ~worse, "value"], scores.loc[share & worse, "value"] = 0.5, 0.1
-    (text,) = (text for text in retrieval.cautions(scores) if "over-corrected" in text)
+    share = scores["metric"].isin(["batch_share", "batch_share_weighted"])
+
+    def said(before, after):
+        scores.loc[share & ~worse, "value"], scores.loc[share & worse, "value"] = before, after
+        return [text for text in retrieval.cautions(scores) if "over-corrected" in text]
+
+    (text,) = said(0.5, 0.1)
     assert text.startswith("X_sphere: over-corrected: the share of batch falls from 0.500 to 0.100")
     assert "replicate_map (-0.200, -0.300 to -0.100)" in text
+    assert not said(0.1, 0.5)
+    assert not said(0.11, 0.10)  # next to nothing was removed
+    scores.loc[worse & (scores["metric"] == "replicate_map_held_out"), list(GAIN)] = [0.2, 0.1, 0.3]
+    assert not said(0.5, 0.1)  # something else is found better
+
+
+def test_batch_effects_that_a_share_misses_are_said():
+    scores = retrieval.evaluate(screen(), ["X"], scores=["batch"], baselines=False)
+    assert not [text for text in retrieval.cautions(scores) if "linear probe" in text]
+    scores.loc[scores["metric"] == "batch_share", "value"] = 0.0
+    probe = scores["metric"] == "batch_probe"
+    scores.loc[probe, ["value", "low", "chance"]] = [0.99, 0.97, 0.25]
+    (text,) = (text for text in retrieval.cautions(scores) if "linear probe" in text)
+    assert text == (
+        "X: next to no share of batch (0.000), but a linear probe still names the batch of 99% of controls (chance 25%)"
+    )
+
+
+def test_well_position_that_is_not_beaten_is_said():
+    adata = screen(noise=8.0)
+    found = retrieval.cautions(retrieval.evaluate(adata, ["X"], scores=["retrieval"]))
+    assert "replicate_map: well position alone gives 1.000, and no more is in X" in found
+
+
+def test_nothing_to_score_and_groups_without_classes_are_refused():
+    with pytest.raises(InputError, match="there is nothing to score: relationships needs a file"):
+        retrieval.evaluate(screen(), ["X"], scores=["relationships"])
+    with pytest.raises(InputError, match="name the class too"):
+        retrieval.evaluate(screen(), ["X"], group_key="plate")
+    scores = retrieval.evaluate(screen(), ["X"], scores=["retrieval"], class_key="moa", baselines=False)
+    assert any("doses of one compound find each other" in text for text in retrieval.cautions(scores))
 
 
 # ------------------------------------------------------------------------------------------ activity and consistency
@@ -672,7 +708,7 @@ def test_consistency_looks_at_active_perturbations_of_other_groups():
     assert set(found.index) <= set(adata.obs["moa"].dropna())
     assert (found["mean_average_precision"] > found["chance"]).all()
     none_active = active.assign(active=False)
-    with pytest.raises(InputError, match="no query has a positive and a negative"):
+    with pytest.raises(InputError, match="of 0 wells or profiles none has a positive and a negative"):
         retrieval.consistency(adata, class_key="moa", active=none_active)
     assert "all perturbations, active or not" in retrieval.consistency(adata, class_key="moa").attrs["notes"]
 

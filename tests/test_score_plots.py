@@ -28,15 +28,16 @@ def drawn_points(ax):
 def test_tradeoff_puts_each_method_at_its_batch_share_and_score(compared):
     ax = plot.tradeoff(compared)
     wide = compared[compared["group"] == "all"].pivot_table("value", "rep", "metric")
-    metric = ax.get_ylabel()
-    assert metric == "replicate_map_held_out"
+    metric = "replicate_map_held_out"
+    assert ax.get_ylabel() == f"{metric} (higher is better)"
+    assert ax.get_title(loc="left") == f"without {metric}: baseline:position"
     found = {tuple(np.round(bars[0].get_xydata()[0], 6)) for bars in ax.containers}
     known = wide[[metric, "batch_share"]].dropna()
     assert found == {tuple(np.round(pair, 6)) for pair in known[["batch_share", metric]].to_numpy()}
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert names == ["none", "sphere", "center"]
     other = plot.tradeoff(compared, metric="replicate_map")
-    assert other.get_ylabel() == "replicate_map"
+    assert other.get_ylabel() == "replicate_map (higher is better)"
     assert [text.get_text() for text in other.get_legend().get_texts()][-1] == "baseline:position"
     with pytest.raises(InputError, match="no representation has both 'nsc' and 'batch_share'"):
         plot.tradeoff(compared, metric="nsc")

@@ -37,7 +37,7 @@ def wells(n: int, n_features: int, seed: int = 0) -> ad.AnnData:
                 for g in range(1, 5)
             ]
     for e, p in itertools.product(range(176), range(1, 10)):
-        rows += [(f"gene-{e + 1:03d}", str(p), "EMPTY_control", "EMPTY_control", np.nan, "negative")] * 12
+        rows += [(f"gene-{e + 1:03d}", str(p), "EMPTY_control", "EMPTY_control", np.nan, "negative")] * 25
     doses = (0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0)
     for i, dose in itertools.product(range(1674), doses):
         rows += [
