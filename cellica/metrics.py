@@ -480,7 +480,8 @@ def _pairs_on_map(pairs: np.ndarray, place: Mapping[str, int]) -> np.ndarray:
     pairs = np.asarray(pairs, dtype=object).reshape(-1, 2)
     a, b = (np.fromiter(map(place.get, column, repeat(-1)), np.int64, len(pairs)) for column in pairs.T)
     kept = (a >= 0) & (b >= 0) & (a != b)
-    return np.unique(np.minimum(a, b)[kept] * len(place) + np.maximum(a, b)[kept])
+    codes = np.sort(np.minimum(a, b)[kept] * len(place) + np.maximum(a, b)[kept])  # several times faster than np.unique
+    return codes[np.diff(codes, prepend=-1) > 0]
 
 
 def _end_ranks(low: float, high: float, n: int) -> tuple[int, int]:
