@@ -54,6 +54,11 @@ def batch_effect(
     (``metrics.adjusted_eta2``), and ``batch_share_weighted``, weighted by the features' variance. Chance is 0, and
     noise has none either: a low share alone is no success. Queries are anchor wells. Intervals are of batches drawn again
     (`shares.batch_share_intervals`), for three or more.
+
+    Notes
+    -----
+    Adjusted eta squared: 1 - (1 - eta^2)(n - 1) / (n - k) for n wells in k batches, on residuals from anchor means. Lower is less batch.
+    Chance: 0. Source: `metrics.adjusted_eta2`.
     """
     roles: dict[str, Any] = {"batch_key": batch_key, "label_key": label_key, "controls": controls}
     anchor = anchor_mask(adata.obs, anchors, **roles)
@@ -116,6 +121,11 @@ def batch_probe(
     Score table of one row, metric ``batch_probe``, lower is better: the share of controls whose batch is named right. Chance is its
     mean over batches permuted within strata. Queries are controls of batches with two of them in a stratum with two
     such batches; the interval is over batches. Not applicable without.
+
+    Notes
+    -----
+    The share of right names by linear discriminants with a shrunk covariance (Ledoit and Wolf, 2004). Lower is less batch. Chance: permuted
+    batches. Source: cellica.
     """
     control = control_mask(adata.obs, controls, label_key)
     x, kept, dropped, notes = scorable(adata, control, [batch_key], use_rep)

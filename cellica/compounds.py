@@ -94,7 +94,7 @@ def compound_gene(
 
     Notes
     -----
-    A gene is a target up to 1,000 nM; up to 10,000 nM it is left out. Negatives are max(2 x targets, 20) of the truth's other
+    Source: Kraus et al., 2025 (RxRx3-core, arXiv:2503.20158). A gene is a target up to 1,000 nM; up to 10,000 nM it is left out. Negatives are max(2 x targets, 20) of the truth's other
     genes on the map, drawn from a sorted pool ``n_seeds`` times: their choice does not hang on an interpreter's hash seed.
     """
     types = compound_type, gene_type

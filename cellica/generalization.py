@@ -175,6 +175,12 @@ def holdout_auroc(adata: ad.AnnData, *, detail: pd.DataFrame | None = None, **ke
     ``probe_hoyer`` and ``probe_top_quarter``, sparsity of the probe's weights and the share of their sum of squares that the
     first quarter holds (higher: fewer features carry it), chance the values of probes of permuted labels. Without a value,
     and with the reason, where there are no controls or replicates, or the method cannot be applied to new batches.
+
+    Notes
+    -----
+    AUROC of logistic regressions; Hoyer's sparsity (sqrt(n) - |w|_1 / |w|_2) / (sqrt(n) - 1); share of the sum of w^2
+    held by the largest quarter. AUROC: higher is better, chance .5; the others have no better end, and chance by
+    permuted labels. Source: arXiv:2603.11970; Hoyer, 2004.
     """
     if detail is None:
         _check(adata, **keywords)
@@ -227,6 +233,11 @@ def knn_accuracy(adata: ad.AnnData, *, k: int = 5, **keywords: Any) -> pd.DataFr
     Returns
     -------
     Score table as that of `probe_accuracy`, metric ``knn_accuracy``.
+
+    Notes
+    -----
+    The expected share of wells whose perturbation has most votes among their neighbours. Higher is better. Chance:
+    the best constant guess, or a uniform one where that is higher. Source: RxRx1's task, Sypetkowski et al., 2023.
     """
     _check_k(k)
     return _accuracy(adata, {"knn_accuracy": k}, **keywords)
@@ -254,6 +265,11 @@ def probe_accuracy(adata: ad.AnnData, **keywords: Any) -> pd.DataFrame:
     the interval over perturbations; ``over batches``: the same value, with the interval over batches; then a row a stratum, where there
     are several. Queries are treated wells whose perturbation lies in the training batches. Chance is the accuracy of
     the best constant guess, or of a uniform one where that is higher.
+
+    Notes
+    -----
+    The share of wells that a linear discriminant names right. Higher is better. Chance: as said. Source: RxRx1's
+    task, Sypetkowski et al., 2023; Ledoit and Wolf, 2004.
     """
     return _accuracy(adata, {"probe_accuracy": None}, **keywords)
 
@@ -375,6 +391,10 @@ def sirna_accuracy(
     ------
     InputError
         A classifier is unknown, or a column or representation is not there.
+
+    Notes
+    -----
+    The share of wells that are named right. Higher is better. Chance and source: as said.
     """
     _check_k(k)
     odd = [name for name in classifiers if name not in CLASSIFIERS] or ([] if len(classifiers) else ["none"])

@@ -89,6 +89,11 @@ def guide_agreement(
     ------
     InputError
         The column or representation is not there, or it names no guides.
+
+    Notes
+    -----
+    Average precision (`metrics.average_precision`) and AUROC of guides of the same gene among all guides, by cosine.
+    Higher is better. Chance: random rankings, and .5. Source: cellica.
     """
     profiles, table, dropped, notes = _guides(adata, guide_key, controls, use_rep)
     gene = table["gene"].to_numpy(dtype=str)
@@ -228,6 +233,10 @@ def arm_bias(
     ------
     MissingFileError, InputError
         As in `correct_arms`.
+
+    Notes
+    -----
+    AUROC of a gene's cosines to its arm against those to others. Nearer .5 is less bias. Chance: .5. Source: cellica, after Lazar et al., 2024.
     """
     profiles, _, arms, notes = _located(adata, positions, label_key, controls, use_rep)
     value = maps.group_auroc(profiles, label_codes(arms))

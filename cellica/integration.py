@@ -113,6 +113,11 @@ def integration(
     ------
     InputError
         A metric is unknown, or a column or representation is not there.
+
+    Notes
+    -----
+    Formulas are those of scib-metrics and scikit-learn, higher is better, chance as said. Source: Luecken et al.,
+    2022 (scIB).
     """
     asked = list(SCORES if metrics is None else metrics)
     if odd := [name for name in asked if name not in SCORES]:

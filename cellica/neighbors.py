@@ -143,6 +143,12 @@ def replicate_retrieval(
     -------
     Score table of one row, metric ``replicate_map``, or ``replicate_map_other_{column}`` for further columns: the mean
     average precision of the queries that have a positive and a negative, and the mean over random rankings.
+
+    Notes
+    -----
+    Average precision of a query is the mean over its positives of the share of positives among the candidates down to
+    each, expected over ties (`metrics.average_precision`). Higher is better. Chance: the mean over random rankings,
+    exact. Source: Kalinin et al., 2025 (copairs).
     """
     metric = "_".join(["replicate_map", *(["other", *pos_diffby] if pos_diffby else [])])
     return _mean_average_precision(
@@ -199,6 +205,12 @@ def class_retrieval(
     -------
     Score table of one row, metric ``class_map``: the mean average precision of the queries that have a positive and a
     negative, and the mean over random rankings.
+
+    Notes
+    -----
+    Average precision of a query is the mean over its positives of the share of positives among the candidates down to
+    each, expected over ties (`metrics.average_precision`). Higher is better. Chance: the mean over random rankings,
+    exact. Source: cellica, after Kalinin et al., 2025.
     """
     return _mean_average_precision(
         adata,
@@ -269,6 +281,13 @@ def activity(
     ------
     InputError
         There are no controls, or no perturbation has a positive and a negative.
+
+    Notes
+    -----
+    Average precision of a query is the mean over its positives of the share of positives among the candidates down to
+    each, expected over ties; a perturbation's is the mean over its wells. p = (1 + #{null >= value}) / (1 +
+    null_size), the null random rankings of as many positives and negatives. Higher is better. Chance: the mean over
+    random rankings, exact. Source: Kalinin et al., 2025 (copairs).
     """
     treated, control = treated_mask(adata.obs, controls, label_key), control_mask(adata.obs, controls, label_key)
     if not control.any():
@@ -346,6 +365,10 @@ def consistency(
     ------
     InputError
         No class has two such perturbations, or a column is not there.
+
+    Notes
+    -----
+    Formula, p, direction (higher is better) and chance as in `activity`. Source: Kalinin et al., 2025 (copairs).
     """
     treated = treated_mask(adata.obs, controls, label_key)
     columns = [*pos_sameby, *pos_diffby, *neg_sameby, *neg_diffby]
@@ -518,6 +541,11 @@ def nearest_neighbor(
     -------
     Score table of two rows, metrics ``nsc`` and ``nscb``: share of right neighbours among the profiles that have a
     positive, and the mean share of positives among their candidates.
+
+    Notes
+    -----
+    The share of profiles whose nearest neighbour by cosine has their class; ties count by their share. Higher is
+    better. Chance: the mean share of positives among candidates. Source: Ljosa et al., 2013; Ando et al., 2017.
     """
     needed = list(dict.fromkeys([label_key, class_key, group_key, batch_key]))
     treated = treated_mask(adata.obs, controls, label_key)

@@ -45,7 +45,7 @@ def relationship_recall(
     Returns
     -------
     Score table, a row for each source and pair of thresholds: metric ``recall_{low}_{high}``, group the source; queries
-    are annotated pairs, units their genes. Higher is better, chance is low + 1 - high. Notes count the perturbations in no
+    are annotated pairs, units their genes. Higher is better, chance is low + 1 - high (source: Celik et al., 2024, EFAAR). Notes count the perturbations in no
     annotated pair, the annotated pairs that lost one member or both, and names that differ in case or spaces alone, which
     are not matched. Not applicable to maps of fewer than 20 perturbations.
 
@@ -160,6 +160,11 @@ def cluster_scores(
     ------
     MissingFileError, InputError
         As in `cluster_test`.
+
+    Notes
+    -----
+    Kolmogorov-Smirnov distance of cosines within a cluster from those to the rest. Higher is better. Chance: permuted
+    names. Source: Celik et al., 2024 (EFAAR).
     """
     profiles, names, dropped, notes = _map(adata, label_key, controls, use_rep)
     members, said = _on_map(read_clusters(clusters), names, min_members)

@@ -54,6 +54,11 @@ def replicate_consistency(
     ------
     InputError
         A name of the null is not there or has no 2 wells, there are neither null nor controls, or nothing has 2 wells.
+
+    Notes
+    -----
+    The mean cosine of all pairs of a perturbation's wells. Higher is better. Chance: the mean of the null. Source:
+    Celik et al., 2024 (EFAAR).
     """
     treated, control = treated_mask(adata.obs, controls, label_key), control_mask(adata.obs, controls, label_key)
     needed = [label_key] if null is not None else [label_key, batch_key]
@@ -130,6 +135,11 @@ def magnitude(
     ------
     InputError
         There are fewer than 2 controls, or no perturbation has enough wells.
+
+    Notes
+    -----
+    Energy distance 2 E|x - y| - E|x - x'| - E|y - y'| of wells x and controls y: the V-statistic takes all pairs, the unbiased one those of two
+    wells. Higher is further, in units of the representation. Chance: 0 for the unbiased one. Source: Szekely and Rizzo, 2013; Celik et al., 2024 (EFAAR).
     """
     treated, control = treated_mask(adata.obs, controls, label_key), control_mask(adata.obs, controls, label_key)
     x, kept, dropped, notes = scorable(adata, treated | control, [label_key], use_rep)

@@ -65,6 +65,11 @@ def held_out_retrieval(
     ------
     InputError
         There is one batch, the method corrects only the wells it was fitted on, or it cannot be fitted to the others.
+
+    Notes
+    -----
+    The formula is that of `replicate_retrieval`. Higher is better. Chance: the mean over random rankings, exact.
+    Source: cellica.
     """
     steps, rep, obs = parse(method, options), f"X_{method}", adata.obs
     if joint := JOINT & set(steps):

@@ -32,3 +32,10 @@ def test_the_readme_lists_every_score():
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     missing = [name for name in glossary.METRICS if f"`{name}" not in readme]
     assert not missing
+
+
+def test_every_function_gives_direction_chance_and_source():
+    for name, metric in glossary.METRICS.items():
+        words = getattr(retrieval, metric.function).__doc__.lower()
+        for what in ("chance", "source", "higher is|lower is|nearer .5 is|no better end"):
+            assert any(one in words for one in what.split("|")), (name, what)
