@@ -131,8 +131,10 @@ def map_wells(
     blinded = is_gene & obs[PERTURBATION].astype(str).str.fullmatch(BLINDED).to_numpy()
     common = _in_most_experiments(label[is_gene], labels(obs, batch_key)[is_gene])
     of_common = is_gene & np.isin(label, common)
-    kindless = int(np.count_nonzero(on_map & ~np.isin(kind, [GENE, COMPOUND])))
-    notes = [f"{kindless} wells left out: neither {GENE} nor {COMPOUND} in {PERTURBATION_TYPE}"] if kindless else []
+    kindless = on_map & ~np.isin(kind, [GENE, COMPOUND])
+    on_map &= ~kindless
+    odd = f"{kindless.sum()} wells left out: neither {GENE} nor {COMPOUND} in {PERTURBATION_TYPE}"
+    notes = [odd] if kindless.any() else []
     notes += _left_out("blinded genes", label, blinded)
     if plate_controls == "keep" or not len(common):
         return on_map & ~blinded, notes
@@ -263,6 +265,9 @@ def rxrx1(
             rep=key
         )
         said = [f"{method} fitted on {train.sum()} rows of training experiments", *notes]
+        if method != "none":  # where test wells have no siRNA, training experiments are scored
+            seen = table["metric"].str.endswith("_left_out") & table["value"].notna()
+            table.loc[seen, "note"] = "the fit saw the wells that are scored (transductive); " + table.loc[seen, "note"]
         table["note"] = [join_notes([note, *said]) for note in table["note"]]
         tables.append(table)
     return pd.concat(tables, ignore_index=True) if tables else score_table([])

@@ -269,3 +269,25 @@ def test_rxrx1_is_scored_by_fits_to_its_training_experiments():
     assert "corrects the" in lost["note"]
     with pytest.raises(InputError, match="method 'spehre' is not known"):
         benchmarks.rxrx1(wells, methods=["spehre"])
+
+
+def test_rxrx1_says_where_a_fit_saw_what_is_scored():
+    wells = simulate.profiles("rxrx1-like", n_treatments=12, n_features=16, random_state=0)
+    test = benchmarks.rxrx1_test(wells.obs)
+    wells.obs["perturbation"] = (
+        wells.obs["perturbation"].astype(object).where(~test | (wells.obs["control"] != "").to_numpy())
+    )
+    table = benchmarks.rxrx1(wells, methods=["none", "wccn"], classifiers=["class_mean"])
+    left_out = table[table["metric"].str.endswith("_left_out")].groupby("rep")["note"]
+    assert left_out.apply(lambda notes: notes.str.contains("transductive").all())["X_wccn"]
+    assert not left_out.apply(lambda notes: notes.str.contains("transductive").any())["X_none"]
+
+
+def test_wells_of_no_kind_are_on_no_map_and_counted(wells):
+    obs = wells.obs.copy()
+    some = np.flatnonzero((obs["perturbation_type"] == "CRISPR") & (obs["perturbation"] == "GENE3"))
+    obs["perturbation_type"] = obs["perturbation_type"].astype(object)
+    obs.iloc[some, obs.columns.get_loc("perturbation_type")] = None
+    on_map, notes = benchmarks.map_wells(obs)
+    assert not on_map[some].any()
+    assert f"{len(some)} wells left out: neither CRISPR nor COMPOUND in perturbation_type" in notes

@@ -484,3 +484,9 @@ def test_pretrain_makes_an_encoder_and_goes_on(wells, tmp_path, capsys):
     run("embed", stores[0], "--out", tmp_path / "s.h5ad", "--encoder", "camae", "--weights", out)
     run("pretrain", *stores, "--out", out, "--steps", 2, code=2)
     assert "exists already" in capsys.readouterr().err
+
+
+def test_the_command_line_samples_as_python_does():
+    from cellica import evaluation
+
+    assert cli.MANY_QUERIES == evaluation.MAX_QUERIES
