@@ -768,6 +768,7 @@ def report(
     from cellica import report as pages
 
     artifacts.refuse_existing(out, force=force)
+    artifacts.refuse_inputs(out, [file, *([scores] if scores else [])])
     table = pages.read_scores(scores) if scores else None
     _print(f"report: {pages.write(artifacts.read_adata(file), out, scores=table, plates=plate or (), force=force)}")
 

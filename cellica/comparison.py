@@ -99,6 +99,8 @@ def compare(
     names = list(dict.fromkeys(correct.DEFAULT_COMPARISON if methods is None else methods))
     for name in [*names, reference]:
         correct.parse(name)
+    if reference not in (REFERENCE, *names):
+        raise InputError(f"reference {reference!r} is not among the methods {first_few(names, 20)}: add it there")
     roles: dict[str, Any] = {
         "batch_key": batch_key,
         "label_key": label_key,

@@ -490,3 +490,12 @@ def test_the_command_line_samples_as_python_does():
     from cellica import evaluation
 
     assert cli.MANY_QUERIES == evaluation.MAX_QUERIES
+
+
+def test_a_report_replaces_no_input(tmp_path, capsys):
+    file = tmp_path / "wells.h5ad"
+    artifacts.write_adata(simulate.profiles("small", n_features=4, random_state=0), file)
+    before = file.read_bytes()
+    run("report", file, "--out", file, "--force", code=2)
+    assert "is also an input" in capsys.readouterr().err
+    assert file.read_bytes() == before

@@ -231,6 +231,8 @@ def test_gains_may_be_over_another_method():
         expected = value[rep, "replicate_map"] - value["X_center", "replicate_map"]
         assert table.loc[(rep, "replicate_map"), "gain"] == pytest.approx(expected)
     assert np.isnan(table.loc[("X_center", "replicate_map"), "gain"])
+    with pytest.raises(InputError, match="reference 'sphere' is not among the methods 'none'"):
+        retrieval.compare(wider(), ["none"], reference="sphere", **keys)
 
 
 def test_options_without_effect_are_refused(tmp_path):
