@@ -22,6 +22,7 @@ _SUBMODULES = (
     "glossary",
     "hcs",
     "ica",
+    "identifiability",
     "images",
     "ingestion",
     "manifests",
