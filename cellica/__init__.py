@@ -17,6 +17,7 @@ _SUBMODULES = (
     "demo",
     "download",
     "encoder",
+    "errors",
     "fetch",
     "foreign",
     "glossary",

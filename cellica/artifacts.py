@@ -5,6 +5,7 @@ Nothing here appears under its final name before it is whole.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -21,9 +22,18 @@ import h5py
 import numpy as np
 import pandas as pd
 from anndata.io import write_elem
+from filelock import FileLock
 
 from cellica import __version__
-from cellica.schema import UNS, DiskFullError, InputError, MissingFileError, OutputExistsError
+from cellica.schema import (
+    UNS,
+    CellicaError,
+    DiskFullError,
+    InputError,
+    MissingFileError,
+    NotWritableError,
+    OutputExistsError,
+)
 
 PathLike = str | os.PathLike[str]
 SUFFIXES = (".h5ad", ".zarr")
@@ -37,46 +47,107 @@ def atomic(path: PathLike, *, force: bool = False) -> Iterator[Path]:
     ------
     OutputExistsError
         ``path`` is there and ``force`` is False.
-    DiskFullError
-        The disk is full.
+    DiskFullError, NotWritableError
+        The disk is full; the folder does not allow writing.
     """
     path = Path(path)
     refuse_existing(path, force=force)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    with writing(path):
+        make_folder(path.parent)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:
-        yield folder / path.name
-        new = folder / path.name
-        if not new.exists():
-            raise RuntimeError(f"nothing was written for {path}")
-        if path.exists() and path.is_dir() != new.is_dir():
-            kinds = ("folder", "file") if path.is_dir() else ("file", "folder")
-            raise OutputExistsError(f"{path} is a {kinds[0]}, and a {kinds[1]} was to be written: choose another name")
-        if path.is_dir() and not path.is_symlink():
-            os.replace(path, folder / "replaced")
-        os.replace(new, path)
-    except Exception as error:
-        if _is_disk_full(error):
-            raise DiskFullError(
-                f"{path} was not written, the disk is full ({error}): make room and start again"
-            ) from error
-        raise
+        with writing(path):
+            yield folder / path.name
+            new = folder / path.name
+            if not new.exists():
+                raise RuntimeError(f"nothing was written for {path}")
+            if path.exists() and path.is_dir() != new.is_dir():
+                kinds = ("folder", "file") if path.is_dir() else ("file", "folder")
+                raise OutputExistsError(
+                    f"{path} is a {kinds[0]}, and a {kinds[1]} was to be written: choose another name"
+                )
+            if path.is_dir() and not path.is_symlink():
+                os.replace(path, folder / "replaced")
+            os.replace(new, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    """Whether an error says so, as of the system or as libraries put it into words."""
-    full = errno.ENOSPC, errno.EDQUOT
-    return getattr(error, "errno", None) in full or any(os.strerror(number) in str(error) for number in full)
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; a NotWritableError where a file is in the place of one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotWritableError(
+            f"the folder {folder} cannot be made, a file is in its place ({error}): choose another name for the output"
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(path: PathLike) -> Iterator[None]:
+    """Say of a block that writes ``path`` why it cannot: a full disk, a folder that allows no writing, too long a name.
+
+    Raises
+    ------
+    DiskFullError, NotWritableError
+        In place of the system's or a library's own error.
+    """
+    try:
+        yield
+    except Exception as error:
+        named = isinstance(error, DiskFullError | NotWritableError)  # by a block within, for what it wrote on the way
+        cause = error.__cause__ or error if named else error
+        if isinstance(cause, CellicaError):
+            raise
+        if _says(cause, errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"{path} was not written, the disk is full ({cause}): make room and start again"
+            ) from cause
+        if _says(cause, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise NotWritableError(
+                f"{path} was not written, its folder does not allow it ({cause}): choose another folder, or have this one "
+                "opened for writing"
+            ) from cause
+        if _says(cause, errno.ENAMETOOLONG):
+            raise NotWritableError(f"{path} was not written, its name is too long: choose a shorter one") from cause
+        raise
+
+
+def _says(error: BaseException, *numbers: int) -> bool:
+    """Whether an error is one of the system's by its number, or as libraries put it into words."""
+    return getattr(error, "errno", None) in numbers or any(os.strerror(number) in str(error) for number in numbers)
 
 
 def refuse_existing(path: PathLike, *, force: bool = False) -> None:
-    """Raise an OutputExistsError where ``path`` exists, unless ``force``."""
+    """Raise an OutputExistsError where ``path`` exists, unless ``force``; what a killed run left beside it goes."""
     if Path(path).exists() and not force:
+        _sweep(Path(path))
         raise OutputExistsError(
             f"{path} exists already: choose another name, or pass --force (force=True) to replace it"
         )
+
+
+def beside(output: Path) -> tuple[Path, Path]:
+    """Where a run keeps its lock and its parts: ``.NAME.lock`` and ``.NAME.parts`` beside the output."""
+    return output.with_name(f".{output.name}.lock"), output.with_name(f".{output.name}.parts")
+
+
+def remove_left(output: Path) -> None:
+    """Remove the temporary folders that killed runs left of an output. The caller holds its lock."""
+    for left in output.parent.glob(f".{glob.escape(output.name)}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _sweep(output: Path) -> None:
+    """Remove what a run left that was killed when its output had the name already; parts that are newer stay."""
+    lock, parts = beside(output)
+    if lock.exists():
+        with contextlib.suppress(OSError), FileLock(lock, timeout=0):
+            remove_left(output)
+            newest = max((file.stat().st_mtime for file in parts.rglob("*") if file.is_file()), default=0)
+            if newest <= output.stat().st_mtime:
+                shutil.rmtree(parts, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def check_adata_name(path: PathLike, *, force: bool = False) -> None:
@@ -126,7 +197,7 @@ def sha256(path: PathLike) -> str:
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
         if path.is_dir():
-            digest.update(str(file.relative_to(path)).encode() + b"\0")
+            digest.update(os.fsencode(file.relative_to(path)) + b"\0")
         with open(file, "rb") as stream:
             for block in iter(lambda: stream.read(1 << 20), b""):
                 digest.update(block)
@@ -166,8 +237,11 @@ def name_inputs(adata: ad.AnnData, inputs: Mapping[str, str], *, steps: int = 1)
 def provenance(adata: ad.AnnData) -> list[dict[str, Any]]:
     """Read the steps that made an AnnData, oldest first."""
     try:
-        return [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
-    except (ValueError, TypeError, AttributeError) as error:
+        steps = [json.loads(text) for text in adata.uns.get(UNS, {}).get("provenance", [])]
+        if not all(isinstance(step, dict) and {"verb", "parameters"} <= step.keys() for step in steps):
+            raise ValueError("a step has no verb or no parameters")
+        return steps
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"uns['cellica']['provenance'] is not as cellica writes it ({error}): delete it") from error
 
 
@@ -192,7 +266,10 @@ def read_adata(path: PathLike) -> ad.AnnData:
     try:
         return ad.read_h5ad(path) if path.suffix == ".h5ad" else ad.read_zarr(path)
     except Exception as error:
-        raise InputError(f"{path} cannot be read as AnnData ({type(error).__name__}: {error})") from error
+        raise InputError(
+            f"{path} cannot be read as AnnData ({type(error).__name__}: {error}): it is damaged or of another kind; let the "
+            "stage that made it write it again"
+        ) from error
 
 
 def write_adata(adata: ad.AnnData, path: PathLike, *, force: bool = False) -> None:
@@ -216,15 +293,15 @@ def _h5ad(adata: ad.AnnData) -> memoryview:
 
 
 def write_table(table: pd.DataFrame, path: PathLike, *, force: bool = False) -> None:
-    """Write a CSV atomically."""
+    """Write a CSV (UTF-8) atomically; bytes of file names that are no text become ``\\udc..``."""
     with atomic(path, force=force) as temporary:
-        table.to_csv(temporary, index=False)
+        table.to_csv(temporary, index=False, errors="backslashreplace")
 
 
 def write_text(text: str, path: PathLike, *, force: bool = False) -> None:
-    """Write a text file (UTF-8) atomically."""
+    """Write a text file (UTF-8) atomically; bytes of file names that are no text become ``\\udc..``."""
     with atomic(path, force=force) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _write_zarr(adata: ad.AnnData, path: Path) -> None:

@@ -61,11 +61,17 @@ def read_checkpoint(path: artifacts.PathLike, prefix: str = "") -> tuple[dict[st
         beside = path.with_name("config.json")
         if recorded is None and beside.is_file():
             recorded = beside.read_text(encoding="utf-8")
-        return tensors, json.loads(recorded or "{}")
+        config = json.loads(recorded or "{}")
+        if not isinstance(config, dict):
+            raise WeightsError(f"{path}: its configuration is {config!r:.60}, not a table of keys: correct config.json")
+        return tensors, config
     except WeightsError:
         raise
     except Exception as error:
-        raise WeightsError(f"{path} cannot be read as weights ({type(error).__name__}: {error})") from error
+        raise WeightsError(
+            f"{path} cannot be read as weights ({type(error).__name__}: {error}): give safetensors or a pickle of torch that "
+            "holds tensors alone, or fetch the file again"
+        ) from error
 
 
 def cached(repository: str) -> Path | None:
@@ -100,7 +106,11 @@ def read_geometry(tensors: Mapping[str, Tensor], config: Mapping[str, Any], file
     if missing:
         raise WeightsError(f"{file} is no CA-MAE encoder: it has no {', '.join(missing)}")
     cls_token, position, patch, q_norm = (shapes[key] for key in telling)
+    if any(len(shape) < 3 for shape in (cls_token, position, patch)) or not len(q_norm):
+        raise WeightsError(f"{file} is no CA-MAE encoder: {PREFIX}cls_token and others are no arrays of three axes")
     max_in_chans, n_positions = config.get("max_in_chans", 11), position[1] - 1
+    if type(max_in_chans) is not int or max_in_chans < 1:
+        raise WeightsError(f"{file}: max_in_chans is {max_in_chans!r}: put a whole number of channels into config.json")
     length = math.isqrt(n_positions // max_in_chans)
     if n_positions != max_in_chans * length**2:
         raise WeightsError(

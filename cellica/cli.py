@@ -3,11 +3,13 @@
 Exit codes: 0 done; 1 done in part, with the list of what failed; 2 the input or the options are wrong.
 """
 
+import contextlib
+import io
 import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -17,7 +19,15 @@ import typer
 from rich.console import Console
 
 from cellica import __version__, progress
-from cellica.schema import CellicaError, InputError, OutputBusyError, OutputExistsError, first_few
+from cellica.errors import (
+    CellicaError,
+    DiskFullError,
+    InputError,
+    NotWritableError,
+    OutputBusyError,
+    OutputExistsError,
+    first_few,
+)
 
 app = typer.Typer(
     help="Microscopy screens made comparable across experiments: plates to embeddings to corrected, scored profiles.",
@@ -45,6 +55,10 @@ class Kind(StrEnum):
 
 
 Force = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Check everything that can be known before the work, and print what it would be."),
+]
 Seed = Annotated[int, typer.Option("--random-state", min=0, max=2**32 - 2, help="Seed of every random choice.")]
 BatchKey = Annotated[str, typer.Option("--batch-key", help="Column of obs that names the batch.")]
 LabelKey = Annotated[str, typer.Option("--label-key", help="Column of obs that names the perturbation.")]
@@ -101,6 +115,11 @@ Details = Annotated[
 ]
 RankDevice = Annotated[str, typer.Option("--device", help="Where rankings are counted: cpu, cuda, or auto.")]
 MANY_QUERIES = 20_000
+EXAMPLES = {
+    "--column": "role=SPEC, as in perturbation=compound",
+    "--activity-pairs": "pos_diffby=well",
+    "--left-out": "PLATE=REASON, as in 'HUVEC-01_1=out of focus'",
+}
 
 
 # ------------------------------------------------------------------------------------------------ images to wells
@@ -192,6 +211,14 @@ def ingest(
     ] = None,
     pixel_size: Annotated[float | None, typer.Option("--pixel-size", help="Side of a pixel in micrometres.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 where anything was set aside.")] = False,
+    keep_empty: Annotated[
+        bool,
+        typer.Option("--keep-empty", help="Write a plate without sites where no image of it can be used."),
+    ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write plates again that table or options would now make otherwise.")
+    ] = False,
+    dry_run: DryRun = False,
     force: Force = False,
 ) -> None:
     """Write the images of a screen to OME-Zarr plates, and list every site that was set aside and why."""
@@ -210,7 +237,8 @@ def ingest(
     else:
         table = (screen.read_rxrx1 if kind is Kind.RXRX1 else screen.read_rxrx3_core)(source, metadata)
     wanted = _only(_only(table, "experiment", experiment), "plate", plate)
-    rules: dict[str, Any] = {"intensity_range": intensity_range, "pixel_size": pixel_size, "force": force}
+    rules: dict[str, Any] = {"intensity_range": intensity_range, "pixel_size": pixel_size}
+    how: dict[str, Any] = {"keep_empty": keep_empty, "update": update, "force": force}
     if kind is Kind.RXRX3_CORE and not any(str(name).startswith(screen.PATH) for name in table):
         if intensity_percentiles or intensity_from != "all" or z is not None or t is not None:
             raise InputError(
@@ -218,10 +246,15 @@ def ingest(
                 "--intensity-from, --z and --t"
             )
         names = {f"{one}_{other}" for one, other in zip(wanted["experiment"], wanted["plate"])}
-        report = shards.ingest(table, source, out_dir, plates=names if len(wanted) < len(table) else None, **rules)
+        only = names if len(wanted) < len(table) else None
+        if dry_run:
+            return _print_table(shards.plan(table, source, out_dir, plates=only, **rules))
+        report = shards.ingest(table, source, out_dir, plates=only, **rules, **how)
     else:
         rules |= {"intensity_percentiles": intensity_percentiles, "intensity_from": intensity_from, "z": planes, "t": t}
-        report = plates.ingest(wanted, out_dir, **rules, count_unlisted=kind is not Kind.TABLE)
+        if dry_run:
+            return _print_table(plates.plan(wanted, out_dir, **rules))
+        report = plates.ingest(wanted, out_dir, **rules, **how, count_unlisted=kind is not Kind.TABLE)
     _print(report.summary())
     if len(report.set_aside):
         _print(f"what was set aside, and why: {out_dir / 'set_aside.csv'}")
@@ -273,6 +306,10 @@ def embed(
     t: Annotated[
         int | None, typer.Option("--t", min=0, help="Of other tools' time series: the number of a time point from 0.")
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for another run that writes the same file, rather than refuse.")
+    ] = False,
+    dry_run: DryRun = False,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
@@ -303,11 +340,13 @@ def embed(
     twice = first_few(name for name, n in Counter(site for one in stores for site in one.sites.index).items() if n > 1)
     if single and twice:
         raise InputError(f"sites of these plates have the same ids ({twice}): name each plate once")
+    if dry_run:
+        return _print_table(_embedding_plan(stores, targets, model))
 
     failed, unlike, skipped, outdated = [], 0, 0, []
     for target, group in [(out, stores)] if single else zip(targets, ([store] for store in stores)):
         try:
-            with parts.claimed(target) as folder:
+            with parts.claimed(target, wait=wait) as folder:
                 if target.exists() and not (single or force):
                     progress.say(f"{target} is there already and was skipped (--force writes it again)")
                     skipped += 1
@@ -325,7 +364,7 @@ def embed(
                 if published:
                     unlike += not _verified(sites, published)
                 artifacts.write_adata(sites, target, force=force)
-        except OutputBusyError:
+        except (OutputBusyError, DiskFullError, NotWritableError):
             raise
         except CellicaError as error:
             if single:
@@ -365,6 +404,7 @@ def pretrain(
     checkpoint_minutes: Annotated[
         float, typer.Option("--checkpoint-minutes", min=0, help="Minutes between checkpoints.")
     ] = 5.0,
+    dry_run: DryRun = False,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
@@ -374,6 +414,8 @@ def pretrain(
     settings = training.Settings(
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, dtype=dtype, random_state=random_state
     )
+    if dry_run:
+        return _print_table(training.plan(plate, out, settings, geometry=geometry, force=force))
     curve = training.run(
         plate, out, settings, geometry=geometry, device=device, checkpoint_minutes=checkpoint_minutes, force=force
     )
@@ -411,7 +453,7 @@ def import_(
     force: Force = False,
 ) -> None:
     """Turn published embeddings or a table of profiles into AnnData."""
-    from cellica import artifacts, profiles
+    from cellica import artifacts, parts, profiles
 
     artifacts.check_adata_name(out, force=force)
     if kind is Kind.TABLE:
@@ -425,7 +467,8 @@ def import_(
         if metadata and len(metadata) > 1:
             raise InputError(f"import {kind.value} takes one --metadata, a file or a folder, and got {len(metadata)}")
         adata = profiles.read_embeddings(files, metadata[0] if metadata else None, kind.value, features=features)
-    artifacts.write_adata(adata, out, force=force)
+    with parts.claimed(out):
+        artifacts.write_adata(adata, out, force=force)
     _print(f"{adata.n_obs} rows x {adata.n_vars} features: {out}")
     _print_account(adata, "import")
 
@@ -434,16 +477,25 @@ def import_(
 def profile(
     files: Annotated[list[Path], typer.Argument(metavar="SITES...", help="Site embeddings, one file a plate.")],
     out: Annotated[Path, typer.Option("--out", help="Wells: a .h5ad or .zarr file.")],
+    left_out: Annotated[
+        list[str] | None,
+        typer.Option("--left-out", help="PLATE=REASON, for the account: a plate that is not among them; repeatable."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Average the sites of each well, and join the wells of all plates."""
-    from cellica import artifacts, profiles
+    from cellica import artifacts, parts, profiles
 
     artifacts.check_adata_name(out, force=force)
     artifacts.refuse_inputs(out, files)
     sites = [artifacts.read_adata(file) for file in files]
-    wells = profiles.wells(sites, inputs={file.name: artifacts.sha256(file) for file in files})
-    artifacts.write_adata(wells, out, force=force)
+    wells = profiles.wells(
+        sites,
+        inputs={file.name: artifacts.sha256(file) for file in files},
+        left_out=_pairs(left_out, "--left-out"),
+    )
+    with parts.claimed(out):
+        artifacts.write_adata(wells, out, force=force)
     _print(f"{wells.n_obs} wells x {wells.n_vars} features: {out}")
     _print_account(wells, "profile")
 
@@ -479,11 +531,12 @@ def correct(
         Path | None,
         typer.Option("--apply", help="Apply a saved correction instead; it knows its options, so give no others."),
     ] = None,
+    dry_run: DryRun = False,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
     """Correct wells for batch effects by one or more methods."""
-    from cellica import artifacts
+    from cellica import artifacts, parts
     from cellica import correct as corrections
 
     if (method is None) == (apply is None):
@@ -501,7 +554,10 @@ def correct(
     if apply:
         artifacts.require_file(apply, "saved correction")
         _refuse_beside(
-            context, "--apply", "keeps these as they were in its fit", ("file", "out", "rep", "apply", "force")
+            context,
+            "--apply",
+            "keeps these as they were in its fit",
+            ("file", "out", "rep", "apply", "force", "dry_run"),
         )
     options: dict[str, Any] = {
         key: value
@@ -511,21 +567,24 @@ def correct(
     for name in method or ():
         corrections.parse(name, options)
     keys = _keys(batch_key, label_key, strata_key, control, anchor)
+    if dry_run:
+        return _print_design(file, keys)
     adata = artifacts.read_adata(file)
     inputs = {file.name: artifacts.sha256(file)}
-    if apply:
-        inputs[apply.name] = artifacts.sha256(apply)
-        corrector = corrections.load(apply)
-        corrector.transform(adata, use_rep=rep)
-        done = [corrector.method]
-    else:
-        done = list(dict.fromkeys(method or ()))
-        for name in progress.track(done, "correct"):
-            corrections.run(
-                adata, name, use_rep=rep, random_state=random_state, save=save, tune=tune, **keys, **options
-            )
-    artifacts.name_inputs(adata, inputs, steps=len(done))
-    artifacts.write_adata(adata, out, force=force)
+    with parts.claimed(out), _beside(save, force) as saved:
+        if apply:
+            inputs[apply.name] = artifacts.sha256(apply)
+            corrector = corrections.load(apply)
+            corrector.transform(adata, use_rep=rep)
+            done = [corrector.method]
+        else:
+            done = list(dict.fromkeys(method or ()))
+            for name in progress.track(done, "correct"):
+                corrections.run(
+                    adata, name, use_rep=rep, random_state=random_state, save=saved, tune=tune, **keys, **options
+                )
+        artifacts.name_inputs(adata, inputs, steps=len(done))
+        artifacts.write_adata(adata, out, force=force)
     said: set[str] = set()
     for name in done:
         _print(f"obsm['X_{name}'] written: {out}")
@@ -564,7 +623,7 @@ def evaluate(
     random_state: Seed = 0,
 ) -> None:
     """Score representations: retrieval across batches, activity, accuracy, known relationships, batch effect."""
-    from cellica import artifacts, retrieval
+    from cellica import artifacts, parts, retrieval
 
     artifacts.refuse_existing(out, force=force)
     artifacts.refuse_inputs(out, [file])
@@ -592,11 +651,13 @@ def evaluate(
         "device": device,
     }
     adata = artifacts.read_adata(file)
-    scores = retrieval.evaluate(adata, rep, **keys, **scored, random_state=random_state)
-    artifacts.write_table(scores, out, force=force)
-    if store:
-        artifacts.write_adata(adata, store, force=force)
-    _write_details(scores, details, force)
+    with parts.claimed(out), _beside(store, force) as stored:
+        scores = retrieval.evaluate(adata, rep, **keys, **scored, random_state=random_state)
+        if stored:
+            artifacts.write_adata(adata, stored)
+        with artifacts.atomic(out, force=force) as table:  # it has its name when all else is whole
+            artifacts.write_table(scores, table)
+            _write_details(scores, details, force)
     _print_scores(scores)
     if scores["value"].isna().all():
         raise typer.Exit(1)
@@ -635,6 +696,7 @@ def compare(
         int | None, typer.Option("--jobs", min=1, help="Methods at a time. [default: the cores, 1 for large data]")
     ] = None,
     device: RankDevice = "cpu",
+    dry_run: DryRun = False,
     force: Force = False,
     random_state: Seed = 0,
 ) -> None:
@@ -668,6 +730,9 @@ def compare(
         "max_queries": max_queries or None,
         "device": device,
     }
+    if dry_run:
+        _print(f"methods: {', '.join(method or corrections.DEFAULT_COMPARISON)}")
+        return _print_design(file, keys)
     adata = artifacts.read_adata(file)
     with parts.claimed(out) as folder:
         scores = retrieval.compare(
@@ -681,14 +746,15 @@ def compare(
             n_jobs=jobs,
             parts=folder,
         )
-        artifacts.write_table(scores, out, force=force)
-    if figure:
-        try:
-            drawn = figure_of(plot.tradeoff(scores))
-            with artifacts.atomic(figure, force=force) as temporary:
-                drawn.savefig(temporary, format=figure.suffix[1:], dpi=150)
-        except InputError as error:
-            _print(f"no figure: {error}")
+        with artifacts.atomic(out, force=force) as table:  # it has its name when all else is whole
+            artifacts.write_table(scores, table)
+            if figure:
+                try:
+                    drawn = figure_of(plot.tradeoff(scores))
+                    with parts.claimed(figure), artifacts.atomic(figure, force=force) as temporary:
+                        drawn.savefig(temporary, format=figure.suffix[1:], dpi=150)
+                except InputError as error:
+                    _print(f"no figure: {error}")
     _print_scores(scores)
     if scores["gain"].notna().any():
         _print(
@@ -720,7 +786,7 @@ def benchmark(
     random_state: Seed = 0,
 ) -> None:
     """Score corrections of a published screen as its authors do: RxRx1's siRNAs, RxRx3-core's genes and compounds."""
-    from cellica import artifacts, benchmarks, profiles
+    from cellica import artifacts, benchmarks, parts, profiles
     from cellica import correct as corrections
 
     artifacts.refuse_existing(out, force=force)
@@ -747,7 +813,8 @@ def benchmark(
         scores = benchmarks.rxrx3_core(
             adata, truth=truth, compound_gene=compound_gene, gene_positions=gene_positions, **given
         )
-    artifacts.write_table(scores, out, force=force)
+    with parts.claimed(out):
+        artifacts.write_table(scores, out, force=force)
     main = ~scores["metric"].str.contains(r"_q\d+$") & scores["group"].map(lambda group: not _is_number(group))
     _print_scores(scores[main].reset_index(drop=True))
     _print(f"{len(scores)} scores, with those of single concentrations, intervals and notes: {out}")
@@ -764,13 +831,16 @@ def report(
     force: Force = False,
 ) -> None:
     """Write one self-contained HTML page: what was done, dropped, removed and scored."""
-    from cellica import artifacts
+    from cellica import artifacts, parts
     from cellica import report as pages
 
     artifacts.refuse_existing(out, force=force)
     artifacts.refuse_inputs(out, [file, *([scores] if scores else [])])
     table = pages.read_scores(scores) if scores else None
-    _print(f"report: {pages.write(artifacts.read_adata(file), out, scores=table, plates=plate or (), force=force)}")
+    adata = artifacts.read_adata(file)
+    with parts.claimed(out):
+        page = pages.write(adata, out, scores=table, plates=plate or (), force=force)
+    _print(f"report: {page}")
 
 
 # ------------------------------------------------------------------------------------------------------ plumbing
@@ -802,6 +872,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     flags = [flag for flag in ("--quiet", "--verbose") if flag in given]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no letters beyond ASCII fails no run
     try:
         code = app([*flags, *(word for word in given if word not in flags)], prog_name="cellica", standalone_mode=False)
     except (CellicaError, OSError) as error:
@@ -839,6 +912,39 @@ def _verified(sites: Any, published: Any) -> bool:
     return verification.agrees
 
 
+def _print_table(table: Any) -> None:
+    """A table on stdout, as CSV."""
+    _print(table.to_csv(index=False).rstrip())
+
+
+def _print_design(file: Path, keys: dict[str, Any]) -> None:
+    """What a correction would find: the design, and what it can tell apart; options alone where there are no wells yet."""
+    from cellica import artifacts
+    from cellica import correct as corrections
+
+    if not file.exists():
+        return _print(f"{file} is not there yet: the options were checked, and nothing else")
+    adata = artifacts.read_adata(file)
+    design = corrections.confounding(adata, **keys)
+    _print(f"{adata.n_obs} wells x {adata.n_vars} features")
+    for sentence in design.sentences:
+        _print(sentence)
+    _print_table(design.table)
+
+
+def _embedding_plan(stores: Sequence[Any], targets: Sequence[Path], model: Any) -> Any:
+    """What embed would do, one row a plate."""
+    import pandas as pd
+
+    from cellica import encoder as encoders
+
+    rows = [
+        (store.name, len(store.sites), encoders.crops_of(store, model), str(target), target.exists())
+        for store, target in zip(stores, targets)
+    ]
+    return pd.DataFrame(rows, columns=["plate", "sites", "crops", "output", "there_already"])
+
+
 def _print_account(adata: Any, key: str) -> None:
     """What a stage left out, as its record in ``uns["cellica"]`` tells."""
     for name, value in adata.uns["cellica"].get(key, {}).items():
@@ -866,25 +972,40 @@ def _print_scores(scores: Any) -> None:
         _print(f"mind: {caution}")
 
 
+@contextlib.contextmanager
+def _beside(output: Path | None, force: bool) -> Iterator[Path | None]:
+    """A temporary path for a second output of a verb, which has its name when the block succeeds; None where none is asked for."""
+    from cellica import artifacts, parts
+
+    if output is None:
+        yield None
+        return
+    with parts.claimed(output), artifacts.atomic(output, force=force) as temporary:
+        yield temporary
+
+
 def _write_details(scores: Any, folder: Path | None, force: bool) -> None:
     """The tables that scores sum up, ``NAME.csv`` each with a column for the representation."""
     import pandas as pd
 
-    from cellica import artifacts
+    from cellica import artifacts, parts
     from cellica.scores import DETAILS
 
     if folder is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     of_name: dict[str, list[Any]] = {}
     for (rep, name), detail in scores.attrs[DETAILS].items():
         table = detail.table if detail.table.index.name is None else detail.table.reset_index()
         of_name.setdefault(name, []).append(table.assign(rep=rep))
     if not of_name:
         _print(f"{folder}: no score that was asked for has a table of its own")
-    for name, tables in of_name.items():
-        artifacts.write_table(pd.concat(tables, ignore_index=True), folder / f"{name}.csv", force=force)
-        _print(f"{folder / name}.csv")
+    with contextlib.ExitStack() as whole:
+        for name, tables in of_name.items():
+            file = folder / f"{name}.csv"
+            whole.enter_context(parts.claimed(file))
+            table = whole.enter_context(artifacts.atomic(file, force=force))
+            artifacts.write_table(pd.concat(tables, ignore_index=True), table)
+            _print(str(file))
 
 
 def _refuse_beside(context: typer.Context, option: str, why: str, allowed: Sequence[str]) -> None:
@@ -927,8 +1048,7 @@ def _pairs(entries: Sequence[str] | None, option: str = "--column") -> dict[str,
     for entry in entries or ():
         role, equals, spec = entry.partition("=")
         if not (role and equals and spec):
-            example = "role=SPEC, as in perturbation=compound" if option == "--column" else "pos_diffby=well"
-            raise InputError(f"{option} {entry!r} is not understood: write {example}")
+            raise InputError(f"{option} {entry!r} is not understood: write {EXAMPLES[option]}")
         pairs[role] = spec
     return pairs
 

@@ -80,7 +80,8 @@ class Corrector:
             )
         wells = roles_of(adata.obs, **self.roles)
         wells.anchor = wells.control | np.isin(wells.label, self.anchors)
-        corrected = finite(self.transform_.apply(x, wells), self.method)
+        with np.errstate(over="ignore", invalid="ignore"):  # as a damaged file leads to: what comes of it is refused
+            corrected = finite(self.transform_.apply(x, wells), self.method)
         notes = list(dict.fromkeys([*self.notes, *self._later(wells), *wells.notes]))
         write(adata, corrected, self, key_added or self.method, notes, {"use_rep": use_rep})
 

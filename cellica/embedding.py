@@ -199,7 +199,8 @@ def embed(
 
     Returns
     -------
-    AnnData of float32 ``X`` (sites x features), ``obs`` the plate's sites and what `cellica.quality.measure` says of the
+    AnnData of float32 ``X`` (sites x features; no rows of a plate that ingest kept without sites), ``obs`` the plate's
+    sites and what `cellica.quality.measure` says of the
     fields (``intensity_{channel}`` and more; a column of the screen of that name is kept as ``screen_{name}``),
     ``uns["cellica"]["provenance"]``. There the plate's SHA-256 is that of the ids and the SHA-256 of the pixels of all
     fields, as they were read.
@@ -214,9 +215,11 @@ def embed(
     """
     if isinstance(plate, str | os.PathLike):
         plate = Plate(plate)
-    _refuse_unfit(plate, encoder, nuclei)
     if chunk_size is not None and chunk_size < 1:
         raise InputError(f"chunk_size is {chunk_size}: it must be 1 or more")
+    if not (len(plate.sites) or plate.shape[1]):  # an ingest kept it without sites
+        return _site_embeddings(plate, encoder, _no_rows(plate, encoder), nuclei, 1)
+    _refuse_unfit(plate, encoder, nuclei)
     reader = _Reader(plate, encoder, plate.channels.index(nuclei) if nuclei else 0)
     device = _Device(encoder, len(plate.channels))
     size = chunk_size or max(1, device.at_once // reader.crops_a_field)
@@ -418,6 +421,15 @@ def _parameters(plate: Plate, encoder: Encoder, nuclei: str | None) -> dict[str,
     }
 
 
+def crops_of(plate: Plate, encoder: Encoder) -> int:
+    """Crops that `embed` would cut a plate's fields into; raises what it would raise of a plate that does not fit."""
+    if not len(plate.sites):
+        return 0
+    _refuse_unfit(plate, encoder, None)
+    rows, columns = (len(images.crop_starts(length, encoder.img_size)) for length in plate.shape[1:])
+    return len(plate.sites) * rows * columns
+
+
 def is_embedded(file: artifacts.PathLike, plate: Plate, encoder: Encoder, *, nuclei: str | None = None) -> bool:
     """Whether a ``.h5ad`` file is what `embed` made of this plate, with this encoder and these options.
 
@@ -465,6 +477,16 @@ def _inputs(plate: Plate, digests: np.ndarray) -> dict[str, str]:
     for site_id, pixels in zip(plate.sites.index, digests):
         digest.update(str(site_id).encode() + b"\0" + pixels.tobytes())
     return {Path(plate.path).absolute().name: digest.hexdigest()}
+
+
+def _no_rows(plate: Plate, encoder: Encoder) -> dict[str, np.ndarray]:
+    """What is kept of the sites of a plate, for one that has none."""
+    channels, side = len(plate.channels), encoder.img_size
+    return {
+        "embedding": np.empty((0, encoder.n_features * (channels if encoder.channels == "concat" else 1)), np.float32),
+        "sha256": np.empty((0, 32), np.uint8),
+        **quality.measure(np.empty((0, channels, side, side), np.uint8), plate.channels),
+    }
 
 
 def _site_embeddings(

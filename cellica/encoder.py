@@ -17,7 +17,7 @@ from torch import nn
 from cellica import artifacts, progress, timm_models
 from cellica.camae import CAMAE, Geometry, initialise
 from cellica.checkpoints import PREFIX, cached, differences, fill, read_checkpoint, read_geometry
-from cellica.embedding import CHANNELS, DTYPES, Encoder, embed, is_embedded
+from cellica.embedding import CHANNELS, DTYPES, Encoder, crops_of, embed, is_embedded
 from cellica.schema import InputError, WeightsError
 from cellica.timm_models import TimmChannels
 from cellica.verification import Published, Verification, read_published, verify
@@ -28,6 +28,7 @@ __all__ = [
     "Encoder",
     "Published",
     "Verification",
+    "crops_of",
     "embed",
     "is_embedded",
     "load",

@@ -80,6 +80,8 @@ def fetch(
     FetchError
         A server does not answer (the message lists what to put where), nothing could be fetched, the disk is too full,
         or an archive is not safe to unpack. Files that came before stay.
+    DiskFullError, NotWritableError
+        The disk became full on the way, and what came is kept; the folder does not allow writing.
     """
     manifest = read_manifest(name)
     wanted = chosen(manifest, files)
@@ -87,9 +89,11 @@ def fetch(
     if dry_run:
         return [_planned(file, folder) for file in wanted]
     _require_licence(manifest, wanted, accept_license)
-    folder.mkdir(parents=True, exist_ok=True)
+    with artifacts.writing(folder):
+        artifacts.make_folder(folder)
     try:
-        with filelock.FileLock(folder / ".fetch.lock", timeout=0):
+        with artifacts.writing(folder), filelock.FileLock(folder / ".fetch.lock", timeout=0):
+            artifacts.remove_left(folder / LOCK)
             outcomes = _fetch_all(manifest, wanted, folder, force)
             if unpack:
                 for one in outcomes:
@@ -265,7 +269,7 @@ def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
         return known
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{folder / LOCK} is not what cellica wrote ({error}): delete it, and sums are taken anew"
         ) from error
@@ -298,6 +302,7 @@ def unpack_zip(archive: Path, folder: Path, kept: Collection[str] = ()) -> int:
         with zipfile.ZipFile(archive) as opened:
             members = [member for member in opened.infolist() if not member.is_dir()]
             _refuse_unsafe(members, archive, folder, {(folder / path).resolve() for path in kept})
+            _remove_left({folder / member.filename for member in members})
             missing = [member for member in members if size_of(folder / member.filename) != member.file_size]
             needed, free = sum(member.file_size for member in missing), shutil.disk_usage(folder).free
             if needed > free:
@@ -310,6 +315,14 @@ def unpack_zip(archive: Path, folder: Path, kept: Collection[str] = ()) -> int:
         raise FetchError(f"{archive} cannot be unpacked: {error}") from error
     progress.say(f"{archive.name}: {len(missing)} files unpacked, {len(members) - len(missing)} there already")
     return len(missing)
+
+
+def _remove_left(targets: Collection[Path]) -> None:
+    """Remove what a killed run left beside files that it was unpacking; each folder is looked through once."""
+    for folder in {target.parent for target in targets}:
+        for left in folder.glob(".*.part"):
+            if folder / left.name[1:].rsplit(".", 2)[0] in targets:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _extract(opened: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:

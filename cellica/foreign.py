@@ -33,6 +33,11 @@ from cellica.schema import (
 AXES = "tczyx"
 DTYPES = ("uint8", "uint16")
 MAX_VALUES = 2**34  # of a field: more than any stack, less than metadata may claim
+MAX_CHUNK = 2**28  # values of a chunk or shard, which is decoded whole
+MAX_CHUNKS = 2**20  # of a field
+WIDEST = 8  # times its pixels: what filters may make of a chunk before it is packed
+LEAVES = "outside of the plate: a path or a link that leads out of it"
+ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 class Field(NamedTuple):
@@ -54,7 +59,7 @@ class Field(NamedTuple):
         import zarr
 
         stored = zarr.open_array(store=self.array, mode="r")
-        refuse_truncated(stored, self.array)
+        refuse_damaged(stored, self.array)
         n_t, n_channels, n_z, *size = self.lengths
         chosen: dict[str, int | slice] = {}
         if n_t > 1:
@@ -149,6 +154,9 @@ def _fields(
         name = listed["path"].replace("/", "")
         try:
             well = format_well(*parse_well(name))
+            if not is_within(folder, path):
+                yield well, "", (str(folder), LEAVES)
+                continue
             if not folder.is_dir():
                 yield well, "", (str(folder), "well listed and absent")
                 continue
@@ -156,20 +164,32 @@ def _fields(
         except InputError:
             yield name, "", (str(folder), "well name not understood")
             continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             yield well, "", (str(folder), f"well without readable metadata: {error!r}")
             continue
         for site in fields:
-            yield well, site, _field_or_reason(folder / site, z, t)
+            yield well, site, _field_or_reason(folder / site, path, z, t)
 
 
-def _field_or_reason(folder: Path, z: images.Planes, t: int | None) -> Field | tuple[str, str]:
+def is_within(inner: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder, wherever links lead."""
+    try:
+        return inner.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # links in a circle; a NUL
+        return False
+
+
+def _field_or_reason(folder: Path, plate: Path, z: images.Planes, t: int | None) -> Field | tuple[str, str]:
+    if not is_within(folder, plate):
+        return str(folder), LEAVES
     if not folder.is_dir():
         return str(folder), "field listed and absent"
     try:
         ome = metadata(folder)
         (multiscale, *_) = ome["multiscales"]
         array = folder / multiscale["datasets"][0]["path"]
+        if not is_within(array, plate):
+            return str(array), LEAVES
         shape, dtype = _shape_and_dtype(array)
         names = [axis["name"] if isinstance(axis, dict) else axis for axis in multiscale.get("axes", AXES)]
         axes = "".join(map(str.lower, names))
@@ -187,7 +207,7 @@ def _field_or_reason(folder: Path, z: images.Planes, t: int | None) -> Field | t
         all_lengths = tuple(lengths.get(axis, 1) for axis in AXES)
         field = Field(array, axes, all_lengths, dtype, tuple(labels))  # type: ignore[arg-type]
         missing = _channels_without_chunks(field, z, t)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
         return str(folder), f"field without readable metadata: {error!r}"
     return (str(array), f"no chunk of channel {', '.join(missing)}") if missing else field
 
@@ -214,6 +234,11 @@ def _channels_without_chunks(field: Field, z: images.Planes, t: int | None) -> l
 
     stored = zarr.open_array(store=field.array, mode="r")
     sizes = dict(zip(field.axes, stored.shards or stored.chunks))
+    n_chunks = math.prod(math.ceil(n / size) for n, size in zip(stored.shape, sizes.values()))
+    if math.prod(sizes.values()) > MAX_CHUNK or n_chunks > MAX_CHUNKS:
+        raise ValueError(
+            f"{n_chunks} chunks of {math.prod(sizes.values())} values: at most {MAX_CHUNKS} of {MAX_CHUNK}"
+        )
     lengths = dict(zip(field.axes, stored.shape))
     asked = {
         axis: i // sizes[axis] for axis, i in (("z", z), ("t", t)) if isinstance(i, int) and i < lengths.get(axis, 0)
@@ -226,17 +251,37 @@ def _channels_without_chunks(field: Field, z: images.Planes, t: int | None) -> l
     return [name for i, name in enumerate(field.channels) if i // sizes.get("c", 1) not in there]
 
 
-def refuse_truncated(stored: Any, folder: Path) -> None:
-    """Raise a ValueError where a chunk that Blosc packed is shorter than it says: decoders then read on past its end."""
-    if stored.shards or not any("blosc" in type(codec).__name__.lower() for codec in stored.compressors):
+def refuse_damaged(stored: Any, folder: Path) -> None:
+    """Raise a ValueError where a chunk is not what its header says, before it is decoded.
+
+    One that Blosc packed may be shorter, and decoders then read on past its end; one of Blosc or Zstandard may claim to
+    unpack to far more than its pixels, and decoders make room for that.
+    """
+    packers = [type(codec).__name__.lower() for codec in stored.compressors]
+    blosc, zstd = (any(name in packer for packer in packers) for name in ("blosc", "zstd"))
+    if stored.shards or not (blosc or zstd):
         return
+    most = WIDEST * math.prod(stored.chunks) * stored.dtype.itemsize
     for _, file in _chunks(stored, folder):
         if file.exists():
             with open(file, "rb") as stream:
-                head = stream.read(16)
+                head = stream.read(18)
             size = file.stat().st_size
-            if len(head) < 16 or struct.unpack_from("<I", head, 12)[0] != size:
+            if blosc and (len(head) < 16 or struct.unpack_from("<I", head, 12)[0] != size):
                 raise ValueError(f"chunk {file.relative_to(folder)} of {size} bytes is cut short")
+            claimed = struct.unpack_from("<I", head, 4)[0] if blosc else _zstd_size(head)
+            if claimed > most:
+                raise ValueError(f"chunk {file.relative_to(folder)} claims to unpack to {claimed} bytes")
+
+
+def _zstd_size(head: bytes) -> int:
+    """Bytes that a frame of Zstandard claims to unpack to; 0 where it does not say (RFC 8878, 3.1.1.1)."""
+    if not head.startswith(ZSTD) or len(head) < 5:
+        return 0
+    flag, single = head[4] >> 6, head[4] >> 5 & 1
+    n_bytes = (single, 2, 4, 8)[flag]
+    start = 5 + (0 if single else 1) + (0, 1, 2, 4)[head[4] & 3]
+    return int.from_bytes(head[start : start + n_bytes], "little") + (256 if n_bytes == 2 else 0)
 
 
 def _chunks(stored: Any, folder: Path) -> Iterator[tuple[tuple[int, ...], Path]]:

@@ -9,6 +9,7 @@ aside, and the provenance.
 import functools
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -139,7 +140,7 @@ def write_groups(folder: Path, sites: pd.DataFrame, ours: Attributes) -> None:
     folder
         A plate whose fields are written.
     sites
-        Their site table.
+        Their site table; without rows, the store has no wells, which OME-Zarr does not know.
     ours
         What the plate's attributes hold under ``cellica``, beside ``ome``.
 
@@ -153,7 +154,8 @@ def write_groups(folder: Path, sites: pd.DataFrame, ours: Attributes) -> None:
         fields.setdefault(well_path, []).append(field)
     rows = sorted({path.split("/")[0] for path in fields}, key=lambda row: (len(row), row))
     columns = sorted({path.split("/")[1] for path in fields})
-    most = max(len(names) for names in fields.values())
+    most = max(map(len, fields.values()), default=0)
+    folder.mkdir(parents=True, exist_ok=True)
     wells = [
         {"path": path, "rowIndex": rows.index(path.split("/")[0]), "columnIndex": columns.index(path.split("/")[1])}
         for path in sorted(fields, key=lambda path: (len(path), path))
@@ -283,9 +285,10 @@ class Plate:
     channels
         Channel names, in the order of the pixels' axis C: of another tool's plate the labels of ``omero``, else 0, 1, ...
     sites
-        Site table, index = site ids, in the order of `fields`.
+        Site table, index = site ids, in the order of `fields`. It has no rows where an ingest could use no image of the
+        plate and was told to keep it.
     shape
-        (C, Y, X) of each field; pixels are uint8.
+        (C, Y, X) of each field; pixels are uint8. (C, 0, 0) where there are no sites.
     provenance
         Steps that made the plate, oldest first.
     set_aside
@@ -326,7 +329,8 @@ class Plate:
                 self._open_ours(attributes[UNS])
             else:
                 self._open_foreign(attributes)
-            self.experiment, self.plate = (str(self.sites[column].iloc[0]) for column in (EXPERIMENT, PLATE))
+            known = self.sites if len(self.sites) else self.set_aside
+            self.experiment, self.plate = (str(known[column].iloc[0]) for column in (EXPERIMENT, PLATE))
         except CellicaError:
             raise
         except Exception as error:  # whatever damaged attributes lead to, it means this
@@ -343,10 +347,14 @@ class Plate:
         channels, height, width = map(int, ours["shape"])
         if channels != len(self.channels) or height * width > images.MAX_PIXELS or not ours["provenance"]:
             raise ValueError("channels, shape or provenance are not those of a plate")
+        names = [*self.sites[EXPERIMENT].unique(), *self.sites[PLATE].unique(), *self.sites[SITE].unique()]
+        bad = [name for name in names if re.search(r"[/\\\0]|^\.", str(name))]
+        if bad:
+            raise ValueError(f"names that would lead out of a folder: {schema.first_few(bad)}")
         self.shape: Shape = (channels, height, width)
         self.provenance: list[dict[str, Any]] = list(ours["provenance"])
         self.set_aside = set_aside_frame(ours["set_aside"])
-        self.name = store_name(*self.sites[[EXPERIMENT, PLATE]].iloc[0])
+        self.name = store_name(*(self.sites if len(self.sites) else self.set_aside)[[EXPERIMENT, PLATE]].iloc[0])
 
     def _open_foreign(self, attributes: Attributes) -> None:
         intensity_range, z, t = self._rules
@@ -405,6 +413,8 @@ class Plate:
             if not self.ours:
                 field = str(self._foreign[site_id].array.relative_to(self.path))
                 out[:] = images.to_uint8(self._foreign[site_id].read(z, t), intensity_range)
+            elif not foreign.is_within(self.path / field / "0" / CHUNK, self.path):
+                raise ValueError(foreign.LEAVES)
             elif not read_field(self.path / field, out):
                 out[:] = _read_with_zarr(self.path / field / "0", self.shape)
         except Exception as error:  # whatever a codec raises, it means this
@@ -419,7 +429,7 @@ def _read_with_zarr(array: Path, shape: Shape) -> np.ndarray:
     n_channels, *size = shape
     if stored.shape != (1, n_channels, 1, *size) or stored.dtype != np.uint8:
         raise ValueError(f"{stored.dtype} {stored.shape} instead of uint8 {(1, n_channels, 1, *size)}")
-    foreign.refuse_truncated(stored, array)
+    foreign.refuse_damaged(stored, array)
     if stored.nchunks_initialized != stored.nchunks:
         raise FileNotFoundError(f"{stored.nchunks - stored.nchunks_initialized} of {stored.nchunks} chunks are missing")
     return np.asarray(stored[:]).reshape(shape)
@@ -433,7 +443,7 @@ def _attributes(store: Path) -> Attributes:
         if UNS in attributes or "wells" in attributes.get("ome", attributes)["plate"]:
             return attributes
         raise KeyError("wells")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlateError(
             f"{store} is not a plate: it has no readable OME-Zarr metadata of one ({error}); name a "
             "{experiment}_{plate}.zarr folder that `cellica ingest` wrote, or an OME-Zarr plate of another tool"

@@ -258,6 +258,9 @@ def _jpeg2000(data: bytes) -> np.ndarray:
     start = data.index(J2K)
     x_end, y_end, x_start, y_start = struct.unpack_from(">IIII", data, start + 8)
     _refuse_huge(x_end - x_start, y_end - y_start)
+    (n_components,) = struct.unpack_from(">H", data, start + 40)
+    if n_components != 1:  # up to 16384 of them, and a decoder makes room for all
+        raise ImageError(f"not a grey picture of 8 or 16 bits: {n_components} components")
     if data.find(J2K_END, start) < 0:  # decoders fill what is missing when a file's end holds zeros
         raise ImageError("truncated or damaged: the end of the codestream is missing")
     try:

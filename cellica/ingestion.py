@@ -5,15 +5,17 @@ A plate appears under its name only when it is whole. One process writes a plate
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,12 +38,15 @@ from cellica.schema import (
 
 SET_ASIDE_FILE = "set_aside.csv"
 LOCKS = ".locks"
+PLAN = ("name", EXPERIMENT, PLATE, "wells", "sites", "state", "sha256")
+CLOCKS_DIFFER = 60.0  # seconds, of what a file system says when things were written
 ABSENT = "no image in the shards"
 ENOUGH_TO_JUDGE = 8  # sites after which a screen that lacks a rule for 16 bits or for stacks is refused
 SAMPLE = 96  # fields of a plate, evenly spaced, whose histogram gives percentiles
 INTENSITY_FROM = ("all", "controls")
 
 Range = tuple[float, float]
+Again = Literal["none", "outdated", "all"]  # finished plates that are written again
 Faults = Mapping[tuple[str, str], str]
 
 
@@ -169,9 +174,11 @@ def run(
     open_images: Callable[[str], contextlib.AbstractContextManager[Images]],
     inputs: Mapping[str, Mapping[str, str]],
     rules: Rules,
+    again: Again,
+    finished: dict[str, Plate],
     *,
     threads: int,
-    force: bool,
+    keep_empty: bool = False,
     notes: Sequence[str] = (),
     elsewhere: Mapping[str, pd.DataFrame] | None = None,
 ) -> IngestReport:
@@ -185,13 +192,17 @@ def run(
         Gives the images of a plate by its name.
     inputs
         Names and SHA-256 of what each plate is made from.
+    again, finished
+        Which finished plates to write again, and those that need not be, as `finished_plates` gives them.
+    keep_empty
+        Write a store without sites where a plate has none that can be used.
     elsewhere
         What was set aside that belongs to none of the plates.
     """
     stores = {name: out_dir / f"{name}.zarr" for name in plates}
-    finished = {name: finished_plate(store) for name, store in stores.items() if store.exists() and not force}
     _refuse_without_controls({name: sites for name, sites in plates.items() if name not in finished}, rules)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    with artifacts.writing(out_dir):
+        artifacts.make_folder(out_dir)
     set_aside = {name: plate.set_aside for name, plate in finished.items()}
     n_sites = {name: len(plate.sites) for name, plate in finished.items()}
     try:
@@ -203,26 +214,41 @@ def run(
                 )
                 continue
             with owned(stores[name]):
-                if stores[name].exists() and not force:
-                    finished[name] = plate = finished_plate(stores[name])
-                    n_sites[name], set_aside[name] = len(plate.sites), plate.set_aside
+                if meanwhile := finished_plates([name], out_dir, inputs, rules, again).get(name):
+                    finished[name] = meanwhile
+                    n_sites[name], set_aside[name] = len(meanwhile.sites), meanwhile.set_aside
                     continue
                 with open_images(name) as found:
                     n_sites[name], set_aside[name] = _write_plate(
-                        stores[name], sites, found, inputs[name], rules, threads=threads, force=force
+                        stores[name], sites, found, inputs[name], rules, threads=threads, keep_empty=keep_empty
                     )
     finally:
         _write_set_aside(out_dir, {**(elsewhere or {}), **set_aside})
     return IngestReport(
         plates=[store for name, store in stores.items() if n_sites[name]],
         skipped=[stores[name] for name in finished],
-        outdated=[
-            stores[name] for name, plate in finished.items() if not _made_from(plate, inputs[name], rules.parameters())
-        ],
+        outdated=[stores[name] for name, plate in finished.items() if not _made_from(plate, inputs[name], rules)],
         n_sites=sum(n_sites.values()),
         set_aside=pd.concat([*(set_aside[name] for name in plates), *(elsewhere or {}).values()], ignore_index=True),
         notes=list(notes),
     )
+
+
+def plan(
+    plates: Mapping[str, pd.DataFrame], out_dir: Path, inputs: Mapping[str, Mapping[str, str]], rules: Rules
+) -> pd.DataFrame:
+    """What an ingest would find, one row a plate; parameters as of `run`."""
+    rows = []
+    for name, sites in plates.items():
+        state, store = "to do", out_dir / f"{name}.zarr"
+        if store.exists():
+            plate = finished_plate(store)
+            right = "finished" if _made_from(plate, inputs[name], rules) else "outdated"
+            state = right if len(plate.sites) else "without sites"
+        digest = hashlib.sha256(json.dumps(inputs[name], sort_keys=True).encode()).hexdigest()
+        key = sites[EXPERIMENT].iloc[0], sites[PLATE].iloc[0]
+        rows.append((name, *key, sites[WELL].nunique(), len(sites), state, digest))
+    return pd.DataFrame(rows, columns=list(PLAN))
 
 
 @contextlib.contextmanager
@@ -232,16 +258,17 @@ def owned(store: Path) -> Iterator[None]:
     The lock falls with the process that holds it.
     """
     lock = FileLock(store.parent / LOCKS / f"{store.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress.say(f"another process is writing {store}: waiting for it")
-        lock.acquire()
-    try:
-        _remove_left(store)
-        yield
-    finally:
-        lock.release()
+    with artifacts.writing(store):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress.say(f"another process is writing {store}: waiting for it")
+            lock.acquire()
+        try:
+            _remove_left(store)
+            yield
+        finally:
+            lock.release()
 
 
 def _sweep(store: Path) -> None:
@@ -256,6 +283,27 @@ def _remove_left(store: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
+def finished_plates(
+    names: Iterable[str], out_dir: Path, inputs: Mapping[str, Mapping[str, str]], rules: Rules, again: Again
+) -> dict[str, Plate]:
+    """Plates that need not be written: they are there, with sites (others are tried again), and not to be written again.
+
+    Raises
+    ------
+    PlateError
+        A store of that name is another tool's.
+    """
+    if again == "all":
+        return {}
+    stores = {name: out_dir / f"{name}.zarr" for name in names}
+    found = {name: finished_plate(store) for name, store in stores.items() if store.exists()}
+    return {
+        name: plate
+        for name, plate in found.items()
+        if len(plate.sites) and (again == "none" or _made_from(plate, inputs[name], rules))
+    }
+
+
 def finished_plate(store: Path) -> Plate:
     """Open a plate that an ingest wrote; a PlateError where the store is another tool's."""
     plate = Plate(store)
@@ -264,10 +312,10 @@ def finished_plate(store: Path) -> Plate:
     return plate
 
 
-def _made_from(plate: Plate, inputs: Mapping[str, str], parameters: Mapping[str, Any]) -> bool:
+def _made_from(plate: Plate, inputs: Mapping[str, str], rules: Rules) -> bool:
     """Whether a finished plate is what these inputs and rules would make."""
     made = plate.provenance[-1]
-    return made["inputs"] == inputs and made["parameters"] == parameters
+    return made["inputs"] == inputs and made["parameters"] == rules.parameters()
 
 
 def _refuse_without_controls(plates: Mapping[str, pd.DataFrame], rules: Rules) -> None:
@@ -291,22 +339,29 @@ def _write_plate(
     rules: Rules,
     *,
     threads: int,
-    force: bool,
+    keep_empty: bool,
 ) -> tuple[int, pd.DataFrame]:
-    """Write the whole sites of one plate; return their number and the table of what was set aside."""
+    """Write the whole sites of one plate; return their number and the table of what was set aside.
+
+    Without a whole site nothing is written, or, to be kept, a store without sites; never in place of one that has some.
+    """
     with tempfile.TemporaryDirectory(prefix=f".{store.name}.", suffix=".part", dir=store.parent) as scratch:
         folder = Path(scratch) / store.name
         ranges, sample = _intensity_ranges(store.stem, sites, found, rules, threads)
-        if not ranges:
+        if ranges:
+            spec, faults = _write_fields(folder, sites, found, ranges, rules, threads)
+            set_aside = _set_aside_table(sites, found, faults)
+            kept = sites.loc[[site_id for site_id in sites.index if site_id not in faults]]
+        else:
             reason = f"no image to take percentiles from: {len(sample)} sites tried"
-            return 0, set_aside_frame([_whole_plate(sites, reason), *found.unlisted])
-        spec, faults = _write_fields(folder, sites, found, ranges, rules, threads)
-        set_aside = _set_aside_table(sites, found, faults)
-        kept = sites.loc[[site_id for site_id in sites.index if site_id not in faults]]
-        if spec and len(kept):
-            counts = {"sites": len(kept), "set_aside": len(faults)}
+            spec, kept = None, sites.iloc[:0]
+            set_aside = set_aside_frame([_whole_plate(sites, reason), *found.unlisted])
+        if (spec and len(kept)) or (keep_empty and not (store.exists() and len(finished_plate(store).sites))):
+            counts: dict[str, Any] = {"sites": len(kept), "set_aside": len(sites) - len(kept)}
+            if len(set_aside):
+                counts["reasons"] = _by_reason(set_aside)
             used = {}
-            if rules.intensity_percentiles:
+            if ranges and rules.intensity_percentiles:
                 used = {"intensity_ranges": ranges, "intensity_sample": sample}
                 progress.say(
                     f"{store.stem}: 0 and 255 are "
@@ -316,12 +371,12 @@ def _write_plate(
             ours = {
                 "sites": hcs.sites_to_json(kept),
                 "channels": list(found.names.columns),
-                "shape": [len(found.names.columns), *spec.shape],
+                "shape": [len(found.names.columns), *(spec.shape if spec and len(kept) else (0, 0))],
                 "set_aside": set_aside.to_dict("records"),
                 "provenance": [step],
             }
             hcs.write_groups(folder, kept, ours)
-            with artifacts.atomic(store, force=force) as whole:
+            with artifacts.atomic(store, force=True) as whole:
                 os.replace(folder, whole)
     return len(kept), set_aside
 
@@ -481,6 +536,11 @@ def _whole_plate(sites: pd.DataFrame, reason: str) -> tuple[str, ...]:
     return ("", experiment, plate, "", "", "", "", reason)
 
 
+def _by_reason(set_aside: pd.DataFrame) -> dict[str, int]:
+    """How many rows of the table have each reason, without its details."""
+    return {str(reason): int(n) for reason, n in set_aside["reason"].str.split(":").str[0].value_counts().items()}
+
+
 def read_set_aside(out_dir: Path) -> pd.DataFrame:
     """What earlier runs set aside, empty without any; an InputError where the file is not one that an ingest wrote."""
     file = out_dir / SET_ASIDE_FILE
@@ -499,10 +559,11 @@ def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
     file = out_dir / SET_ASIDE_FILE
     with owned(file):
         tables = dict(judged)
+        since = file.stat().st_mtime - CLOCKS_DIFFER if file.exists() else 0.0
         for store in out_dir.glob("*.zarr"):
-            if store.stem not in tables:
-                # another tool's store, or a link that leads nowhere
-                with contextlib.suppress(PlateError, MissingFileError):
+            # another tool's store, or a link that leads nowhere
+            with contextlib.suppress(PlateError, MissingFileError, FileNotFoundError):
+                if store.stem not in tables and store.stat().st_ctime >= since:  # finished after the file was written
                     tables[store.stem] = finished_plate(store).set_aside
         for key, rows in read_set_aside(out_dir).groupby([EXPERIMENT, PLATE], sort=False):
             tables.setdefault(hcs.store_name(*key) if any(key) else "", rows)

@@ -207,7 +207,8 @@ class Coral:
         counts = np.bincount(index[roles.control], minlength=len(names))
         if counts.min() < 2:
             raise InputError(
-                f"tvn with coral needs 2 controls in each batch; {first_few(names[counts < 2])} has fewer: use coral=False"
+                f"tvn with coral needs 2 controls in each batch; {first_few(names[counts < 2])} has fewer: leave it out, name "
+                "another batch key (--batch-key), or use 'sphere' (in Python also coral=False)"
             )
         y = np.empty_like(x)
         for i in range(len(names)):

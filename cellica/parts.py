@@ -1,7 +1,6 @@
 """Long computations that may be killed at any moment: one run an output, and parts from which the next run goes on."""
 
 import contextlib
-import glob
 import json
 import shutil
 import time
@@ -20,33 +19,44 @@ SETTINGS = "settings.json"
 
 
 @contextlib.contextmanager
-def claimed(output: artifacts.PathLike) -> Iterator[Path]:
+def claimed(output: artifacts.PathLike, *, wait: bool = False) -> Iterator[Path]:
     """Keep an output for this run alone, and give the folder for its parts: ``.NAME.parts`` beside it.
 
     The folder is removed when the block succeeds, and stays when it does not. The lock is the operating system's, on
-    ``.NAME.lock``: it ends with the process that holds it, however that ends.
+    ``.NAME.lock``: it ends with the process that holds it, however that ends. With ``wait``, another run on this output
+    is waited for.
 
     Raises
     ------
     OutputBusyError
-        Another run works on this output.
+        Another run works on this output, and ``wait`` is False.
+    DiskFullError, NotWritableError
+        There is no room for the lock; the folder does not allow writing.
     """
     output = Path(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    lock, folder = (output.with_name(f".{output.name}.{kind}") for kind in ("lock", "parts"))
+    lock, folder = artifacts.beside(output)
+    held = FileLock(lock, timeout=0)
     try:
-        with FileLock(lock, timeout=0):
+        with artifacts.writing(output):
+            artifacts.make_folder(output.parent)
             try:
-                for left in output.parent.glob(f".{glob.escape(output.name)}.*.part"):
-                    shutil.rmtree(left, ignore_errors=True)
-                yield folder
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                lock.unlink(missing_ok=True)
+                held.acquire()
+            except Timeout:
+                if not wait:
+                    raise
+                progress.say(f"another run is writing {output}: waiting for it")
+                held.acquire(timeout=-1)
     except Timeout:
         raise OutputBusyError(
             f"another run is writing {output} now: wait for it, stop it, or choose another output"
         ) from None
+    try:
+        artifacts.remove_left(output)
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        lock.unlink(missing_ok=True)
+        held.release()
 
 
 def prepare(folder: Path, settings: Mapping[str, object]) -> None:

@@ -39,6 +39,8 @@ def ingest(
     pixel_size: float | None = None,
     count_unlisted: bool = False,
     threads: int = 2,
+    keep_empty: bool = False,
+    update: bool = False,
     force: bool = False,
 ) -> IngestReport:
     """Write ``out_dir/{experiment}_{plate}.zarr`` for each plate of a screen table.
@@ -73,6 +75,11 @@ def ingest(
         Also list the image files that lie in the folders of a plate's images and that the table does not name.
     threads
         Fields decoded and written at a time.
+    keep_empty
+        Where no image of a plate can be used, write a plate without sites, so that later stages can say so; it is tried
+        again by the next ingest, and takes no plate's place. Without it nothing is written.
+    update
+        Write finished plates again that the screen table or the options would now make otherwise.
     force
         Write plates again that are finished; without it they are skipped.
 
@@ -85,18 +92,19 @@ def ingest(
     InputError
         The table or an option is not usable, or images need a rule (16 bits, stacks) and there is none.
     MissingFileError
-        Not one of the images is there.
+        Not one of the images is there, and ``keep_empty`` is False.
     PlateError
         A store of that name is there, and is not a plate of ours.
     """
     out_dir = Path(out_dir)
     rules = Rules(intensity_range, intensity_percentiles, intensity_from, z, t, pixel_size)
     _validate(screen, out_dir, rules, threads)
-    paths = _paths(screen)
-    sites = without_paths(screen)
-    plates = by_plate(sites)
-    unfinished = [name for name in plates if force or not (out_dir / f"{name}.zarr").exists()]
-    faults = _listed_faults(paths, sites.index[_store_names(sites).isin(unfinished)])
+    paths, sites = _paths(screen), without_paths(screen)
+    plates, inputs = by_plate(sites), _inputs(sites, paths)
+    again: ingestion.Again = "all" if force else "outdated" if update else "none"
+    finished = ingestion.finished_plates(plates, out_dir, inputs, rules, again)
+    asked = sites.index[~_store_names(sites).isin(list(finished))]
+    faults = _listed_faults(paths, asked[:0] if keep_empty else asked)
 
     @contextlib.contextmanager
     def open_images(name: str) -> Iterator[Images]:
@@ -106,11 +114,45 @@ def ingest(
         names = rows.map(lambda path: path if isinstance(path, str) else first_few(path, 1))
         yield Images(names, faults, lambda site, channel: _decode(cells[site, channel], z, t), unlisted)
 
-    inputs = {
+    return ingestion.run(
+        plates, out_dir, open_images, inputs, rules, again, finished, threads=threads, keep_empty=keep_empty
+    )
+
+
+def plan(screen: pd.DataFrame, out_dir: PathLike, **rules: Any) -> pd.DataFrame:
+    """What `ingest` would do: its checks of everything that can be known before an image is opened, and a table.
+
+    Parameters
+    ----------
+    screen, out_dir
+        As for `ingest`.
+    rules
+        Its options on intensities, planes and pixels.
+
+    Returns
+    -------
+    One row a plate: ``name``, ``experiment``, ``plate``, numbers of ``wells`` and ``sites``, ``state`` ("to do", "finished", "outdated": finished, of
+    another table or other options, "without sites") and ``sha256`` of what is known of its sites and paths, which
+    changes whenever the plate has to be written again.
+
+    Raises
+    ------
+    InputError, MissingFileError, PlateError
+        As `ingest`.
+    """
+    checked = Rules(**rules)
+    _validate(screen, Path(out_dir), checked, 1)
+    paths, sites = _paths(screen), without_paths(screen)
+    _listed_faults(paths, sites.index)
+    return ingestion.plan(by_plate(sites), Path(out_dir), _inputs(sites, paths), checked)
+
+
+def _inputs(sites: pd.DataFrame, paths: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """Names and SHA-256 of what each plate is made from."""
+    return {
         name: {f"screen table of {name}": table_sha256(group.join(paths.loc[group.index]))}
-        for name, group in plates.items()
+        for name, group in by_plate(sites).items()
     }
-    return ingestion.run(plates, out_dir, open_images, inputs, rules, threads=threads, force=force)
 
 
 def _decode(path: str | tuple[str, ...], z: images.Planes, t: int | None) -> np.ndarray:
@@ -135,7 +177,7 @@ def by_plate(sites: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def table_sha256(table: pd.DataFrame) -> str:
     """SHA-256 of a table as CSV."""
-    return hashlib.sha256(table.to_csv().encode()).hexdigest()
+    return hashlib.sha256(table.to_csv().encode(errors="surrogateescape")).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------- files

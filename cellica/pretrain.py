@@ -103,21 +103,8 @@ def run(
     WeightsError
         The checkpoint beside ``out`` is of a run with other settings or plates, or is damaged.
     """
-    _check(settings)
     out = Path(out)
-    if out.suffix != ".safetensors":
-        raise InputError(f"{str(out)!r} is not a name for a model: use one that ends in .safetensors")
-    for path in (out, out.with_suffix(".csv"), out.with_suffix(".png")):
-        artifacts.refuse_existing(path, force=force)
-    name = geometry if isinstance(geometry, str) else "camae-mini"
-    if name not in NAMED:
-        raise InputError(f"geometry {name!r} is not known: choose one of {', '.join(NAMED)}, or give a Geometry")
-    shape = dataclasses.replace(NAMED[name] if isinstance(geometry, str) else geometry, bias_order="aligned")
-    stores = [plate if isinstance(plate, Plate) else Plate(plate) for plate in plates]
-    twice = sorted(name for name, n in Counter(str(store.path.resolve()) for store in stores).items() if n > 1)
-    if twice:
-        raise InputError(f"plates are named twice: {first_few(twice)}; name each once")
-    fields = _Fields(stores, shape, settings)
+    shape, fields, name = _checked(plates, out, settings, geometry, force)
     decoder = dataclasses.replace(decoder or DECODERS[name], num_modalities=fields.n_channels)
     step = artifacts.step("pretrain", dataclasses.asdict(settings), fields.inputs, torch=torch.__version__)
     config = {
@@ -143,6 +130,62 @@ def run(
             curve.to_csv(table, index=False)
             training.save(model, force=force)
     return curve
+
+
+def plan(
+    plates: Sequence[Plate | artifacts.PathLike],
+    out: artifacts.PathLike,
+    settings: Settings,
+    *,
+    geometry: Geometry | str = "camae-mini",
+    force: bool = False,
+) -> pd.DataFrame:
+    """What `run` would train on, after all of its checks that need no training.
+
+    Returns
+    -------
+    One row a plate: ``plate``, ``channels``, ``sites`` to train on, those ``held_out``, and ``seen``, how often each site of
+    training is seen.
+    """
+    _, fields, _ = _checked(plates, Path(out), settings, geometry, force)
+    held_out = set(fields.held_out)
+    table = pd.DataFrame([(plate.name, i in held_out) for i, (plate, _) in enumerate(fields.places)])
+    counts = table.groupby(0, sort=False)[1].agg(["size", "sum"])
+    seen = round(settings.steps * settings.batch_size / len(fields.train), 2)
+    return pd.DataFrame(
+        {
+            "plate": counts.index,
+            "channels": fields.n_channels,
+            "sites": (counts["size"] - counts["sum"]).to_numpy(),
+            "held_out": counts["sum"].to_numpy(),
+            "seen": seen,
+        }
+    )
+
+
+def _checked(
+    plates: Sequence[Plate | artifacts.PathLike],
+    out: Path,
+    settings: Settings,
+    geometry: Geometry | str,
+    force: bool,
+) -> tuple[Geometry, "_Fields", str]:
+    """The geometry, the fields and the name of the geometry that the decoder goes by; all that can be refused is."""
+    _check(settings)
+    if out.suffix != ".safetensors":
+        raise InputError(f"{str(out)!r} is not a name for a model: use one that ends in .safetensors")
+    for path in (out, out.with_suffix(".csv"), out.with_suffix(".png")):
+        artifacts.refuse_existing(path, force=force)
+    name = geometry if isinstance(geometry, str) else "camae-mini"
+    if name not in NAMED:
+        raise InputError(f"geometry {name!r} is not known: choose one of {', '.join(NAMED)}, or give a Geometry")
+    shape = dataclasses.replace(NAMED[name] if isinstance(geometry, str) else geometry, bias_order="aligned")
+    stores = [plate if isinstance(plate, Plate) else Plate(plate) for plate in plates]
+    twice = sorted(name for name, n in Counter(str(store.path.resolve()) for store in stores).items() if n > 1)
+    if twice:
+        raise InputError(f"plates are named twice: {first_few(twice)}; name each once")
+    fields = _Fields(stores, shape, settings)
+    return shape, fields, name
 
 
 def _check(settings: Settings) -> None:

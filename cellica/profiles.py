@@ -214,15 +214,19 @@ def join(adatas: ad.AnnData | Iterable[ad.AnnData]) -> ad.AnnData:
     Returns
     -------
     AnnData with ``X``, ``obs``, ``obsm`` and the provenance of all; steps that differ in their inputs alone become one.
+    Of plates without a site only the provenance is there.
 
     Raises
     ------
     InputError
         There is none, they differ in features, ``obsm`` keys or encoder, or a site occurs twice.
     """
-    plates = [adatas] if isinstance(adatas, ad.AnnData) else list(adatas)
-    if not plates:
+    sources = [adatas] if isinstance(adatas, ad.AnnData) else list(adatas)
+    if not sources:
         raise InputError("no site embeddings were given: name at least one file of sites")
+    plates = [plate for plate in sources if plate.n_obs]
+    if not plates:
+        raise InputError(f"not one of {len(sources)} plates has a site: see what ingest set aside, and why")
     _same_kind(plates)
     obs = pd.concat([_uncategorical(plate.obs) for plate in plates])
     if obs.index.has_duplicates:
@@ -230,11 +234,16 @@ def join(adatas: ad.AnnData | Iterable[ad.AnnData]) -> ad.AnnData:
     obsm = {key: np.vstack([np.asarray(plate.obsm[key]) for plate in plates]) for key in plates[0].obsm}
     x = np.vstack([_dense(plate.X) for plate in plates])
     sites = ad.AnnData(X=x, obs=obs, var=plates[0].var.copy(), obsm=obsm)
-    _merge_provenance(sites, plates)
+    _merge_provenance(sites, sources)
     return sites
 
 
-def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str] | None = None) -> ad.AnnData:
+def wells(
+    adatas: ad.AnnData | Iterable[ad.AnnData],
+    *,
+    inputs: Mapping[str, str] | None = None,
+    left_out: Mapping[str, str] | None = None,
+) -> ad.AnnData:
     """Average sites to wells, over one or several plates.
 
     Parameters
@@ -243,14 +252,16 @@ def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str
         Site embeddings that :func:`join` can put together.
     inputs
         Names and SHA-256 of the files they come from, for the provenance.
+    left_out
+        Names and reasons of plates of the screen that are not among them, for the account.
 
     Returns
     -------
     AnnData with the mean of the finite sites of each well (``X`` and each ``obsm``, float32), in order of appearance.
     ``obs`` keeps the columns that are constant within every well, the means of what was measured of the fields
     (``schema.QUALITY``; of ``empty`` the share of empty sites), and ``n_sites``.
-    ``uns["cellica"]["profile"]`` names sites left out because they are not finite, wells lost with them, and columns left
-    out. Provenance is that of all plates, and this step.
+    ``uns["cellica"]["profile"]`` names sites left out because they are not finite, wells lost with them, columns left
+    out, and plates without a site or left out altogether. Provenance is that of all plates, and this step.
 
     Raises
     ------
@@ -284,6 +295,8 @@ def wells(adatas: ad.AnnData | Iterable[ad.AnnData], *, inputs: Mapping[str, str
         "sites_not_finite": _names(sites.obs_names[~finite]),
         "wells_without_sites": _names(everywhere[~everywhere.isin(adata.obs_names)]),
         "columns_left_out": _names(name for name in varying if name not in obs and name != SITE),
+        "plates_without_sites": _names(_plates_without_sites(sites)),
+        "plates_left_out": _names(f"{name}: {reason}" for name, reason in (left_out or {}).items()),
     }
     add_step(adata, step("profile", {"n_sites": sites.n_obs, "n_wells": adata.n_obs}, inputs))
     return adata
@@ -586,6 +599,17 @@ def _encoders(adata: ad.AnnData) -> list[dict[str, Any]]:
     steps = [{**known["parameters"], **known} for known in provenance(adata) if known["verb"] == "embed"]
     keys = ("encoder", "weights_sha256", "crop_size", "channels", "plate_channels")
     return [{key: known.get(key) for key in keys} for known in steps]
+
+
+def _plates_without_sites(adata: ad.AnnData) -> list[str]:
+    """Plates of which an ingest could use no image, with what was wrong."""
+    ingested = [known.get("plates", {}) for known in provenance(adata) if known["verb"] == "ingest"]
+    counts = {name: count for plates in ingested for name, count in plates.items()}
+    return [
+        f"{name}: {', '.join(count.get('reasons', {})) or 'no reason known'}"
+        for name, count in counts.items()
+        if not count["sites"]
+    ]
 
 
 def _merge_provenance(adata: ad.AnnData, sources: Sequence[ad.AnnData]) -> None:

@@ -71,6 +71,8 @@ WORDS = {
     "metadata_without_embedding": "rows of metadata left out: no embedding",
     "sites_not_finite": "sites left out: embedding not finite",
     "wells_without_sites": "wells left out: none of their sites is finite",
+    "plates_without_sites": "plates lost: no image of theirs can be used",
+    "plates_left_out": "plates left out by choice",
     "columns_left_out": "columns of obs left out: they differ within a well",
     "n_missing": "profiles left out: a value to group by is missing",
     "n_not_finite": "profiles left out: not finite",
@@ -100,7 +102,7 @@ def write(
     scores
         Score table of `retrieval.evaluate` or `retrieval.compare`, by default what ``uns["cellica"]["scores"]`` holds.
     plates
-        Plates (or their stores) to show pictures of: 8 at most, evenly chosen.
+        Plates (or their stores) to show pictures of: 8 at most of those with sites, evenly chosen.
 
     Returns
     -------
@@ -238,10 +240,15 @@ def _dropped(
 ) -> list[tuple[str, str, str, str]]:
     """Rows of stage, what, how many, which."""
     rows = []
-    ingested = [count for step in steps if step["verb"] == "ingest" for count in step.get("plates", {}).values()]
+    named = [item for step in steps if step["verb"] == "ingest" for item in step.get("plates", {}).items()]
+    ingested = [count for _, count in named]
     for key, words in (("sites", "sites written"), ("set_aside", "sites set aside")):
         if ingested:
             rows.append(("ingest", words, f"{sum(count[key] for count in ingested):,}", f"{len(ingested)} plates"))
+    for reason in dict.fromkeys(reason for count in ingested for reason in count.get("reasons", ())):
+        of_plates = {name: count["reasons"].get(reason, 0) for name, count in named if "reasons" in count}
+        where = [f"{name} ({n:,})" for name, n in of_plates.items() if n]
+        rows.append(("ingest", f"set aside: {reason}", f"{sum(of_plates.values()):,}", _first_few(where, 5)))
     set_aside = pd.concat([plate.set_aside for plate in plates]) if plates else pd.DataFrame({"reason": []})
     for reason, images in set_aside.groupby(set_aside["reason"].astype(str).str.split(":").str[0]):
         names = images["site_id"] + " " + images["channel"]
@@ -455,7 +462,7 @@ def _figure(alt: str, draw: Callable[..., "Axes"], *args: Any, **keywords: Any) 
 
 def _pictures(plates: Sequence[Plate]) -> list[tuple[str, str]]:
     """Plates and the channels of one site, as the address of a JPEG and a caption."""
-    shown = _spread(plates, MAX_PICTURES)
+    shown = _spread([plate for plate in plates if len(plate.sites)], MAX_PICTURES)
     pictures = [(_photo(plot.plate_picture, plate), f"Plate {plate.name}") for plate in track(shown, "Pictures")]
     if shown:
         site = shown[0].sites.index[len(shown[0].sites) // 2]

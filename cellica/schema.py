@@ -4,11 +4,26 @@ A *role* (batch, control, anchor, stratum) is a question asked of ``obs``, never
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from cellica.errors import (  # noqa: F401 - every stage takes them from here
+    CellicaError,
+    DiskFullError,
+    FetchError,
+    ImageError,
+    InputError,
+    MissingFileError,
+    NotWritableError,
+    OutputBusyError,
+    OutputExistsError,
+    PlateError,
+    WeightsError,
+    first_few,
+)
 
 EXPERIMENT, PLATE, WELL, SITE = "experiment", "plate", "well", "site"
 CELL_TYPE, CONTROL = "cell_type", "control"
@@ -35,57 +50,6 @@ QUALITY = (
 UNS = "cellica"
 SCORE_COLUMNS = ("rep", "metric", "group", "value", "chance", "n_queries", "n_dropped", "note")
 INTERVAL_COLUMNS = ("low", "high", "n_units")  # beside these: of the value, by bootstrap over independent units
-
-
-class CellicaError(Exception):
-    """Base of every error that names a value, what is allowed, and the remedy."""
-
-
-class InputError(CellicaError, ValueError):
-    """A table, an option or an AnnData is not what a stage needs."""
-
-
-class MissingFileError(CellicaError, FileNotFoundError):
-    """A file or folder that was named is not there."""
-
-
-class OutputExistsError(CellicaError, FileExistsError):
-    """An output is there already and overwriting was not asked for."""
-
-
-class OutputBusyError(CellicaError, OSError):
-    """Another run is writing this output now."""
-
-
-class DiskFullError(CellicaError, OSError):
-    """An output could not be written: the disk is full."""
-
-
-class ImageError(CellicaError, OSError):
-    """An image file is absent, truncated or not an image."""
-
-
-class PlateError(CellicaError, ValueError):
-    """A store is not a readable plate."""
-
-
-class FetchError(CellicaError, OSError):
-    """A file could not be fetched, or is not the file that it should be."""
-
-
-class WeightsError(CellicaError, ValueError):
-    """A checkpoint is absent or does not fit the encoder."""
-
-
-def first_few(values: Iterable[object], most: int = 5) -> str:
-    """Name the first values of many, as errors and notes do.
-
-    >>> first_few("abcdefg")
-    "'a', 'b', 'c', 'd', 'e' and 2 more"
-    """
-    named = list(values)
-    shown = ", ".join(repr(str(value) if isinstance(value, str) else value) for value in named[:most])
-    return shown + (f" and {len(named) - most} more" if len(named) > most else "")
 
 
 # ---------------------------------------------------------------------------------------------- wells and ids

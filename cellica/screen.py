@@ -269,7 +269,7 @@ def read_rxrx1(root: PathLike, metadata: PathLike | None = None) -> pd.DataFrame
     files = _rxrx1_files(Path(metadata if metadata is not None else root))
     tables = {file: load_table(file) for file in files}
     edition = _edition(tables)
-    sites = _rxrx_ai_sites(tables) if edition == "rxrx.ai" else _kaggle_sites(tables)
+    sites = _without_paths(_rxrx_ai_sites(tables) if edition == "rxrx.ai" else _kaggle_sites(tables))
     sites = sites.rename(columns={"sirna": PERTURBATION})
     sites["well_type"] = text(sites["well_type"]).fillna("treatment")
     sites[CONTROL] = _vocabulary(
@@ -379,7 +379,7 @@ def read_rxrx3_core(root: PathLike, metadata: PathLike | None = None) -> pd.Data
         No table is found, or rows are at fault.
     """
     file = _rxrx3_file(Path(metadata if metadata is not None else root))
-    table = load_table(file)
+    table = _without_paths(load_table(file))
     needed = ["well_id", "gene", "treatment", "SMILES", CONCENTRATION, PERTURBATION_TYPE, CELL_TYPE]
     require_columns(table, needed, str(file))
     parts = text(table["well_id"]).str.extract(r"^(.+)_([^_]+)_([^_]+)$").set_axis(list(SITE_KEYS[:3]), axis=1)
@@ -454,7 +454,8 @@ def read_table(
     Returns
     -------
     One row a site. Without a site column, sites are numbered 1; without controls, ``control`` is "". Relative image
-    paths are taken from the table's folder. The planes of a stack are a tuple of paths.
+    paths are taken from the table's folder. A table of one's own may name any file, with absolute paths and ``..`` too;
+    the tables of `read_rxrx1` and `read_rxrx3_core` name none. The planes of a stack are a tuple of paths.
 
     Raises
     ------
@@ -680,6 +681,14 @@ def _index_by_id(sites: pd.DataFrame, given: Sequence[str] = ()) -> pd.DataFrame
                 raise InputError(f"{len(wrong)} rows have a {name} other than their columns say: {first_few(wrong)}")
             sites = sites.drop(columns=name)
     return sites
+
+
+def _without_paths(table: pd.DataFrame) -> pd.DataFrame:
+    """A table that came with a data set, without columns that would name image files: its folder says where they are."""
+    named = [name for name in table if str(name).startswith(PATH)]
+    if named:
+        say(f"columns {first_few(named)} are left out: the images of a data set are found by its folder")
+    return table.drop(columns=named)
 
 
 def _with_png_paths(sites: pd.DataFrame, folder: str | pd.Series) -> pd.DataFrame:

@@ -26,11 +26,21 @@ from cellica.artifacts import PathLike
 from cellica.hcs import set_aside_frame
 from cellica.ingestion import ABSENT, Images, IngestReport, Range, Rules
 from cellica.plates import by_plate, check_run, check_sites, table_sha256, without_paths
-from cellica.schema import EXPERIMENT, PLATE, InputError, MissingFileError, first_few, format_well, parse_well
+from cellica.schema import (
+    EXPERIMENT,
+    PLATE,
+    DiskFullError,
+    InputError,
+    MissingFileError,
+    first_few,
+    format_well,
+    parse_well,
+)
 
 KEY, IMAGE = "__key__", "jp2"
 TEXTS, BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 CHANNELS = tuple(f"w{i}" for i in range(1, 7))
+MOST_UNPACKED = 20  # times its size: compressed images become no smaller by being packed again
 BATCH = 16  # rows decoded from parquet at a time
 READ_AHEAD = 2**20  # bytes; without it a whole column of a row group is read at once
 BUFFER = 2**28  # bytes of images held before they are appended to the spool
@@ -60,6 +70,8 @@ def ingest(
     intensity_range: Range | None = None,
     pixel_size: float | None = None,
     threads: int = 2,
+    keep_empty: bool = False,
+    update: bool = False,
     force: bool = False,
 ) -> IngestReport:
     """Write ``out_dir/{experiment}_{plate}.zarr`` from parquet shards, in one pass over them.
@@ -76,7 +88,7 @@ def ingest(
         part of it goes when the plate is finished.
     plates
         Names of the plates to write, ``{experiment}_{plate}``; all of the table by default.
-    intensity_range, pixel_size, threads, force
+    intensity_range, pixel_size, threads, keep_empty, update, force
         As for `cellica.plates.ingest`.
 
     Returns
@@ -92,19 +104,15 @@ def ingest(
     out_dir, rules = Path(out_dir), Rules(intensity_range, pixel_size=pixel_size)
     check_run(out_dir, rules, threads)
     sites = without_paths(screen)
-    check_sites(sites)
-    everything = by_plate(sites)
-    if absent := sorted(set(plates or ()) - set(everything)):
-        raise InputError(f"{len(absent)} plates are not in the screen table: {first_few(absent)}")
-    groups = {name: group for name, group in everything.items() if plates is None or name in plates}
+    groups = _groups(sites, plates)
     files = find_shards(source)
-    listing = hashlib.sha256("\n".join(f"{file.name} {file.stat().st_size}" for file in files).encode()).hexdigest()
-    inputs = {
-        name: {f"screen table of {name}": table_sha256(group), "names and sizes of the shards": listing}
-        for name, group in groups.items()
-    }
-    unfinished = [name for name in groups if force or not (out_dir / f"{name}.zarr").exists()]
-    out_dir.mkdir(parents=True, exist_ok=True)
+    listing = _listing(files)
+    inputs = _inputs(groups, listing)
+    again: ingestion.Again = "all" if force else "outdated" if update else "none"
+    finished = ingestion.finished_plates(groups, out_dir, inputs, rules, again)
+    unfinished = [name for name in groups if name not in finished]
+    with artifacts.writing(out_dir):
+        artifacts.make_folder(out_dir)
     folder = out_dir / f".shards-{hashlib.sha256(f'{listing} {sorted(groups)}'.encode()).hexdigest()[:12]}.spool"
     notes = [*_completeness(files), *_other_spools(folder)]
     with ingestion.owned(folder):
@@ -117,13 +125,45 @@ def ingest(
             lambda name: spool.open_images(name, groups[name]),
             inputs,
             rules,
+            again,
+            finished,
             threads=threads,
-            force=force,
+            keep_empty=keep_empty,
             notes=notes,
             elsewhere=spool.elsewhere(),
         )
         shutil.rmtree(folder)
     return report
+
+
+def plan(
+    screen: pd.DataFrame, source: PathLike, out_dir: PathLike, *, plates: Collection[str] | None = None, **rules: Any
+) -> pd.DataFrame:
+    """What `ingest` would do, as `cellica.plates.plan` says it; ``rules`` are its intensity_range and pixel_size."""
+    checked = Rules(**rules)
+    check_run(Path(out_dir), checked, 1)
+    groups = _groups(without_paths(screen), plates)
+    return ingestion.plan(groups, Path(out_dir), _inputs(groups, _listing(find_shards(source))), checked)
+
+
+def _groups(sites: pd.DataFrame, plates: Collection[str] | None) -> dict[str, pd.DataFrame]:
+    """Site tables of the plates that are wanted, by name."""
+    check_sites(sites)
+    everything = by_plate(sites)
+    if absent := sorted(set(plates or ()) - set(everything)):
+        raise InputError(f"{len(absent)} plates are not in the screen table: {first_few(absent)}")
+    return {name: group for name, group in everything.items() if plates is None or name in plates}
+
+
+def _listing(files: list[Path]) -> str:
+    return hashlib.sha256("\n".join(f"{file.name} {file.stat().st_size}" for file in files).encode()).hexdigest()
+
+
+def _inputs(groups: Mapping[str, pd.DataFrame], listing: str) -> dict[str, dict[str, str]]:
+    return {
+        name: {f"screen table of {name}": table_sha256(group), "names and sizes of the shards": listing}
+        for name, group in groups.items()
+    }
 
 
 # ---------------------------------------------------------------------------------------------- shards
@@ -140,6 +180,7 @@ def find_shards(source: PathLike) -> list[Path]:
         try:
             with pq.ParquetFile(file) as opened:
                 schema, n_rows = opened.schema_arrow, opened.metadata.num_rows
+                unpacked = sum(opened.metadata.row_group(i).total_byte_size for i in range(opened.num_row_groups))
         except (pa.ArrowException, OSError) as error:
             bad.append(f"{file.name} ({error})")
             continue
@@ -149,6 +190,8 @@ def find_shards(source: PathLike) -> list[Path]:
             bad.append(f"{file.name} ({wrong})")
         elif n_rows == 0:
             bad.append(f"{file.name} (no rows)")
+        elif unpacked > MOST_UNPACKED * file.stat().st_size + READ_AHEAD:
+            bad.append(f"{file.name} (claims to unpack to {unpacked} bytes: images do not pack so well)")
         else:
             shards.append(file)
     if bad:
@@ -254,6 +297,8 @@ class Spool:
         for file in progress.track(left, "shards"):
             try:
                 self._take(file, plate_of, all_plates)
+            except DiskFullError:
+                raise
             except (pa.ArrowException, OSError) as error:
                 what = str(error).partition("\n")[0]
                 raise InputError(
@@ -300,7 +345,7 @@ class Spool:
     def _append(self, buffers: dict[str, bytearray]) -> int:
         """Empty the buffers into the plates' files."""
         for plate, records in buffers.items():
-            with open(self._file(plate), "ab") as stream:
+            with artifacts.writing(self._file(plate)), open(self._file(plate), "ab") as stream:
                 stream.write(records)
             self.ledger["sizes"][plate] = self.ledger["sizes"].get(plate, 0) + len(records)
         buffers.clear()

@@ -1,9 +1,12 @@
 """The command line: the whole way from images to a report, and one clear message at every door."""
 
+import io
+import os
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -175,6 +178,97 @@ def test_embed_leaves_an_output_to_the_run_that_writes_it(wells, tmp_path, capsy
             assert not target.exists()
         run(*words, out)
         assert target.exists()
+
+
+def test_embed_waits_for_the_run_that_writes_its_output(wells, tmp_path):
+    store = wells.parent / "plates" / "HUVEC-01_1.zarr"
+    target = tmp_path / "sites" / "HUVEC-01_1.h5ad"
+    words = ["embed", store, "--encoder", "camae-mini", "--weights", "random", "--out", tmp_path / "sites", "--wait"]
+    with parts.claimed(target):
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "cellica.cli", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert "waiting for it" in waiting.stderr.readline()
+        target.write_bytes(wells.read_bytes())  # what the other run makes: here, something else
+    told = waiting.communicate()[0]
+    assert (waiting.returncode, "0 plates embedded, 1 there already" in told) == (1, True)
+    assert "1 of these are not what these plates and options give" in told
+
+
+def test_dry_runs_check_and_tell_and_write_nothing(screen, wells, tmp_path, capsys):
+    def table():
+        return pd.read_csv(io.StringIO(capsys.readouterr().out))
+
+    stores = sorted((wells.parent / "plates").glob("*.zarr"))
+    run("ingest", "rxrx1", screen, tmp_path / "plates", "--dry-run")
+    told = table()
+    assert list(told.columns) == ["name", "experiment", "plate", "wells", "sites", "state", "sha256"]
+    assert (list(told["name"]), set(told["state"])) == ([store.stem for store in stores], {"to do"})
+    run("ingest", "rxrx1", screen, wells.parent / "plates", "--dry-run")
+    assert set(table()["state"]) == {"finished"}
+    run("ingest", "rxrx1", screen, wells.parent / "plates", "--pixel-size", 0.6, "--dry-run")
+    assert set(table()["state"]) == {"outdated"}
+    run("ingest", "rxrx1", screen, tmp_path / "plates", "--intensity-from", "controls", "--dry-run", code=2)
+    run("embed", *stores, "--out", tmp_path / "sites", "--encoder", "camae-mini", "--weights", "random", "--dry-run")
+    told = table()
+    assert (list(told["crops"]), set(told["there_already"])) == ([40, 40, 40], {False})
+    run("pretrain", *stores, "--out", tmp_path / "m.safetensors", "--steps", 3, "--batch-size", 10, "--dry-run")
+    told = table()
+    assert (told["sites"].sum() + told["held_out"].sum(), set(told["held_out"]) <= {0, 1}) == (30, True)
+    run("correct", wells, "--out", tmp_path / "c.h5ad", "--method", "ica", "--dry-run")
+    assert "30 wells x 128 features" in capsys.readouterr().out
+    run("compare", tmp_path / "later.h5ad", "--out", tmp_path / "c.csv", "--dry-run")
+    assert "later.h5ad is not there yet: the options were checked, and nothing else" in capsys.readouterr().out
+    run("compare", wells, "--out", tmp_path / "c.csv", "--method", "icaa", "--dry-run", code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plate_without_images_is_kept_and_told_to_the_end(screen, tmp_path, capsys):
+    broken = tmp_path / "screen"
+    shutil.copytree(screen, broken)
+    shutil.rmtree(broken / "images" / "HUVEC-02")
+    folder = tmp_path / "plates"
+    one = ("ingest", "rxrx1", broken, folder, "--experiment", "HUVEC-02")
+    run(*one, code=2)
+    assert "none of the 60 image files of the screen table is there" in capsys.readouterr().err
+    run(*one, "--keep-empty", code=1)
+    assert "set aside 1 plates: no image of the plate" in capsys.readouterr().out
+    run("ingest", "rxrx1", broken, folder, "--keep-empty", code=1)
+    for channels in ("mean", "concat"):
+        out = tmp_path / channels
+        run("embed", *sorted(folder.iterdir())[1:4], "--out", out, "--encoder", "camae-mini", "--channels", channels)
+        run("profile", *sorted(out.glob("*.h5ad")), "--out", out / "wells.h5ad")
+        assert "plates without sites: 'HUVEC-02_1: no image of the plate'" in capsys.readouterr().out
+    run("profile", out / "HUVEC-02_1.h5ad", "--out", out / "none.h5ad", code=2)
+    assert "not one of 1 plates has a site: see what ingest set aside" in capsys.readouterr().err
+    run("report", out / "wells.h5ad", "--out", out / "r.html", "--plate", folder / "HUVEC-02_1.zarr")
+    page = (out / "r.html").read_text(encoding="utf-8")
+    assert "HUVEC-02_1: no image of the plate" in page
+    assert "set aside: no image of the plate" in page
+
+
+def test_progress_goes_to_stderr_and_quiet_silences_it(screen, tmp_path):
+    def go(*flags):
+        words = ["ingest", "rxrx1", str(screen), str(tmp_path / "plates"), "--force", *flags]
+        done = subprocess.run([sys.executable, "-m", "cellica.cli", *words], capture_output=True, text=True, check=True)
+        return done.stdout, done.stderr
+
+    run("ingest", "rxrx1", screen, tmp_path / "plates", "--quiet")
+    assert go("--quiet") == ("3 plates, 30 sites\n", "")
+    words = [sys.executable, "-m", "cellica.cli", "ingest", "rxrx1", str(screen), str(tmp_path / "plates")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("3 plates, 30 sites\n")
+    assert done.stderr.count("is finished already and was skipped") == 3
+
+
+def test_completion_knows_the_verbs():
+    words = {"_CELLICA_COMPLETE": "complete_bash", "COMP_WORDS": "cellica co", "COMP_CWORD": "1"}
+    program = Path(sys.executable).with_name("cellica")
+    done = subprocess.run([program], env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["correct", "compare"]
 
 
 def test_embed_goes_on_from_plates_that_a_stopped_run_finished(wells, tmp_path, capsys, monkeypatch):
@@ -436,6 +530,18 @@ go("report", {str(wells)!r}, "--out", {str(tmp_path / "r.html")!r})
 assert not {{"torch", "timm", "torchvision"}} & set(sys.modules), "torch was imported"
 """
     subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, timeout=120)
+
+
+def test_help_answers_at_once():
+    source = """
+import sys
+from cellica import cli
+try: cli.main(["--help"])
+except SystemExit as done: assert not done.code
+heavy = {"numpy", "pandas", "torch", "anndata", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", source], check=True, capture_output=True)
 
 
 def test_import_of_the_package_is_light():

@@ -340,7 +340,7 @@ def naive_information(x: np.ndarray, code: np.ndarray, k: int) -> float:
         distance = np.sort(same)[here]
         m = np.sum(np.abs(x[used] - x[i]) < distance)
         terms.append(digamma(here) - digamma(len(same)) - digamma(max(m, 1)))
-    return max(0.0, digamma(n_used) + np.mean(terms))
+    return max(0.0, digamma(n_used) + np.mean(terms)) if terms else 0.0  # every row is alone in its group
 
 
 @settings(max_examples=40, deadline=None)

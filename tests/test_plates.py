@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cellica import hcs, images, ingestion, schema
-from cellica.plates import Plate, ingest
+from cellica.plates import Plate, ingest, plan
 from cellica.schema import InputError, MissingFileError, PlateError
 
 CHANNELS = tuple(f"w{i}" for i in range(1, 7))
@@ -573,6 +573,76 @@ def test_a_skipped_plate_whose_sites_changed_is_named_and_force_writes_it_again(
     assert "1 of these are not what the screen table and options now ask for: 'E-01_1'" in report.summary()
     report = ingest(table, tmp_path / "out", force=True)
     assert (report.skipped, report.outdated, len(Plate(path).sites)) == ([], [], 2)
+
+
+def test_update_writes_again_what_the_table_or_options_change_and_nothing_else(tmp_path):
+    one, two = made_table(tmp_path, ["A01", "A02"]), made_table(tmp_path, ["A01"], plate="2")
+    table, out = pd.concat([one, two]), tmp_path / "out"
+    ingest(table.drop(table.index[1]), out)
+    before = files_of(out / "E-01_2.zarr")
+    assert list(plan(table, out)["state"]) == ["outdated", "finished"]
+    report = ingest(table, out, update=True)
+    assert ([path.name for path in report.skipped], report.outdated, report.n_sites) == (["E-01_2.zarr"], [], 3)
+    assert files_of(out / "E-01_2.zarr") == before
+    assert list(plan(table, out)["state"]) == ["finished", "finished"]
+    assert list(plan(table, out, pixel_size=0.5)["state"]) == ["outdated", "outdated"]
+    ingest(table, out, update=True, pixel_size=0.5)
+    assert list(plan(table, out, pixel_size=0.5)["state"]) == ["finished", "finished"]
+
+
+def test_the_plan_knows_a_plate_by_all_that_makes_it(tmp_path):
+    table = pd.concat([made_table(tmp_path, ["A01", "A02"]), made_table(tmp_path, ["A01"], plate="2")])
+    first = plan(table, tmp_path / "out")
+    assert first[["name", "wells", "sites", "state"]].to_numpy().tolist() == [
+        ["E-01_1", 2, 2, "to do"],
+        ["E-01_2", 1, 1, "to do"],
+    ]
+    changed = plan(table.assign(perturbation=["x", "y", None]), tmp_path / "out")
+    moved = plan(table.assign(path_a=table["path_b"], path_b=table["path_a"]), tmp_path / "out")
+    fewer = plan(table.iloc[1:], tmp_path / "out")
+    assert list(first["sha256"] == changed["sha256"]) == list(first["sha256"] == moved["sha256"]) == [False, False]
+    assert list(first["sha256"] == fewer["sha256"]) == [False, True]
+    with pytest.raises(MissingFileError, match="none of the 6 image files"):
+        plan(table.assign(path_a="nowhere.png", path_b="neither.png"), tmp_path / "out")
+
+
+def test_a_plate_that_is_kept_empty_is_tried_again_and_takes_no_place(tmp_path):
+    table, out = made_table(tmp_path, ["A01", "A02"]), tmp_path / "out"
+    images_of = {path: Path(path).read_bytes() for path in table[["path_a", "path_b"]].to_numpy().ravel()}
+    for path in images_of:
+        Path(path).unlink()
+    report = ingest(table, out, keep_empty=True)
+    assert (report.plates, report.n_sites) == ([], 0)
+    empty = Plate(out / "E-01_1.zarr")
+    assert (len(empty.sites), empty.channels, empty.shape, empty.experiment, empty.plate) == (
+        0,
+        ["a", "b"],
+        (2, 0, 0),
+        "E-01",
+        "1",
+    )
+    assert empty.provenance[0]["plates"]["E-01_1"] == {
+        "sites": 0,
+        "set_aside": 2,
+        "reasons": {"no image of the plate": 1},
+    }
+    assert list(empty.fields()) == []
+    assert list(plan(table.assign(path_a=[*table["path_a"][:1], __file__]), out)["state"]) == ["without sites"]
+    for path, content in images_of.items():
+        Path(path).write_bytes(content)
+    assert ingest(table, out).n_sites == 2
+    for path in images_of:
+        Path(path).write_bytes(b"")
+    assert ingest(table, out, keep_empty=True, force=True).n_sites == 0
+    assert len(Plate(out / "E-01_1.zarr").sites) == 2
+
+
+def test_an_empty_plate_where_there_is_nothing_to_take_percentiles_from(tmp_path):
+    table = made_table(tmp_path, ["A01"], dtype=np.uint16)
+    Path(table.iloc[0]["path_a"]).write_bytes(b"")
+    ingest(table, tmp_path / "out", intensity_percentiles=(1, 99), keep_empty=True)
+    reasons = Plate(tmp_path / "out" / "E-01_1.zarr").provenance[0]["plates"]["E-01_1"]["reasons"]
+    assert reasons == {"no image to take percentiles from": 1}
 
 
 def test_force_without_images_keeps_the_plate_that_is_there(tmp_path):
