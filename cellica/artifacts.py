@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import pandas as pd
 from anndata.io import write_elem
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from cellica import __version__
 from cellica.schema import (
@@ -132,6 +132,25 @@ def beside(output: Path) -> tuple[Path, Path]:
     return output.with_name(f".{output.name}.lock"), output.with_name(f".{output.name}.parts")
 
 
+@contextlib.contextmanager
+def locked(lock: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file, which is the operating system's and ends with its holder; filelock's Timeout where another has it."""
+    held = FileLock(lock, timeout=-1 if wait else 0)
+    while True:
+        held.acquire()
+        try:
+            with FileLock(lock, timeout=0):
+                pass  # the one who held it before had removed the file of that name: this lock is on no name
+        except Timeout:
+            break
+        held.release()
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        held.release()
+
+
 def remove_left(output: Path) -> None:
     """Remove the temporary folders that killed runs left of an output. The caller holds its lock."""
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.part"):
@@ -142,12 +161,11 @@ def _sweep(output: Path) -> None:
     """Remove what a run left that was killed when its output had the name already; parts that are newer stay."""
     lock, parts = beside(output)
     if lock.exists():
-        with contextlib.suppress(OSError), FileLock(lock, timeout=0):
+        with contextlib.suppress(OSError), locked(lock):
             remove_left(output)
             newest = max((file.stat().st_mtime for file in parts.rglob("*") if file.is_file()), default=0)
             if newest <= output.stat().st_mtime:
                 shutil.rmtree(parts, ignore_errors=True)
-            lock.unlink(missing_ok=True)
 
 
 def check_adata_name(path: PathLike, *, force: bool = False) -> None:

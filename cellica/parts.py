@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from cellica import artifacts, progress
 from cellica.schema import OutputBusyError
@@ -35,28 +35,24 @@ def claimed(output: artifacts.PathLike, *, wait: bool = False) -> Iterator[Path]
     """
     output = Path(output)
     lock, folder = artifacts.beside(output)
-    held = FileLock(lock, timeout=0)
-    try:
-        with artifacts.writing(output):
-            artifacts.make_folder(output.parent)
-            try:
-                held.acquire()
-            except Timeout:
-                if not wait:
-                    raise
-                progress.say(f"another run is writing {output}: waiting for it")
-                held.acquire(timeout=-1)
-    except Timeout:
-        raise OutputBusyError(
-            f"another run is writing {output} now: wait for it, stop it, or choose another output"
-        ) from None
-    try:
+    with contextlib.ExitStack() as held:
+        try:
+            with artifacts.writing(output):
+                artifacts.make_folder(output.parent)
+                try:
+                    held.enter_context(artifacts.locked(lock))
+                except Timeout:
+                    if not wait:
+                        raise
+                    progress.say(f"another run is writing {output}: waiting for it")
+                    held.enter_context(artifacts.locked(lock, wait=True))
+        except Timeout:
+            raise OutputBusyError(
+                f"another run is writing {output} now: wait for it, stop it, or choose another output"
+            ) from None
         artifacts.remove_left(output)
         yield folder
         shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        lock.unlink(missing_ok=True)
-        held.release()
 
 
 def prepare(folder: Path, settings: Mapping[str, object]) -> None:
