@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/cellica demo demo --force
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

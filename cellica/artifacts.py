@@ -66,7 +66,7 @@ def atomic(path: PathLike, *, force: bool = False) -> Iterator[Path]:
                 raise OutputExistsError(
                     f"{path} is a {kinds[0]}, and a {kinds[1]} was to be written: choose another name"
                 )
-            if path.is_dir() and not path.is_symlink():
+            if new.is_dir() and (path.is_dir() or path.is_symlink()):  # of a link, the link itself
                 os.replace(path, folder / "replaced")
             os.replace(new, path)
     finally:

@@ -258,6 +258,8 @@ def ingest(
     _print(report.summary())
     if len(report.set_aside):
         _print(f"what was set aside, and why: {out_dir / 'set_aside.csv'}")
+    if update and report.outdated:
+        raise typer.Exit(2)
     if len(report.set_aside) or report.outdated:
         raise typer.Exit(2 if strict else 1)
 
@@ -330,11 +332,14 @@ def embed(
     for target in targets:
         artifacts.refuse_inputs(target, plate)
     planes = _planes(z)
+    if dry_run and not any(path.exists() for path in plate):
+        encoders.load(encoder, weights, device=device, dtype=dtype, channels=channels, random_state=random_state)
+        return _print("no plate is there yet: the options were checked, and nothing else")
     stores = [plates.Plate(path, layout=layout, intensity_range=intensity_range, z=planes, t=t) for path in plate]
     model = encoders.load(encoder, weights, device=device, dtype=dtype, channels=channels, random_state=random_state)
     published = encoders.read_published(verify) if verify else None
     if published:
-        for store in stores:
+        for store in (one for one in stores if len(one.sites)):
             published.check(store.sites, model.n_features * (len(store.channels) if channels == "concat" else 1))
 
     twice = first_few(name for name, n in Counter(site for one in stores for site in one.sites.index).items() if n > 1)
@@ -489,11 +494,19 @@ def profile(
     artifacts.check_adata_name(out, force=force)
     artifacts.refuse_inputs(out, files)
     sites = [artifacts.read_adata(file) for file in files]
-    wells = profiles.wells(
-        sites,
-        inputs={file.name: artifacts.sha256(file) for file in files},
-        left_out=_pairs(left_out, "--left-out"),
-    )
+    missing = _pairs(left_out, "--left-out")
+    there = {
+        f"{one}_{other}"
+        for plate in sites
+        if plate.n_obs
+        for one, other in zip(plate.obs.get("experiment", ()), plate.obs.get("plate", ()))
+    }
+    if there & set(missing):
+        raise InputError(
+            f"--left-out names {first_few(sorted(there & set(missing)))}, which is among the sites: take one of the two out"
+        )
+    inputs = {file.name: artifacts.sha256(file) for file in files}
+    wells = profiles.wells(sites, inputs=inputs, left_out=missing)
     with parts.claimed(out):
         artifacts.write_adata(wells, out, force=force)
     _print(f"{wells.n_obs} wells x {wells.n_vars} features: {out}")

@@ -57,7 +57,9 @@ def check(roles: Roles) -> Confounding:
     batch = label_codes(roles.batch)
     batches = np.unique(roles.batch.astype(str))
     coded = {name: label_codes(values) for name, values in factors.items()}
-    table = pd.DataFrame([_row(name, code, label, roles) for name, code in coded.items() if code.max(initial=-1) > 0])
+    cells = label_codes(only(roles.cells, roles.labelled | roles.control))
+    several = {name: code for name, code in coded.items() if code.max(initial=-1) > 0}
+    table = pd.DataFrame([_row(name, code, label, cells, roles) for name, code in several.items()])
 
     single = names[_n_levels(label, batch) == 1] if len(names) else names
     n_wells = np.bincount(label[label >= 0], minlength=len(names))
@@ -103,12 +105,11 @@ def require_separable(roles: Roles, method: str) -> None:
         )
 
 
-def _row(name: str, factor: np.ndarray, label: np.ndarray, roles: Roles) -> dict[str, object]:
+def _row(name: str, factor: np.ndarray, label: np.ndarray, cells: np.ndarray, roles: Roles) -> dict[str, object]:
     known = (factor >= 0) & (label >= 0)
     repeated = np.bincount(label[known], minlength=label.max(initial=-1) + 1) > 1
-    every = label_codes(only(roles.cells, roles.labelled | roles.control))
-    both = (factor >= 0) & (every >= 0)
-    n_sets = _n_connected(factor[both], every[both])
+    both = (factor >= 0) & (cells >= 0)
+    n_sets = _n_connected(factor[both], cells[both])
     n_strata = len(np.unique(roles.strata[both].astype(str))) if name != "strata" else n_sets
     return {
         "factor": name,
@@ -148,8 +149,9 @@ def _entropy(codes: np.ndarray) -> float:
 def _n_levels(label: np.ndarray, factor: np.ndarray) -> np.ndarray:
     """Levels of a factor at which each label occurs; rows where either is missing (-1) are left out."""
     known = (label >= 0) & (factor >= 0)
-    pairs = np.unique(np.column_stack([label[known], factor[known]]), axis=0)
-    return np.bincount(pairs[:, 0], minlength=label.max(initial=-1) + 1)
+    n_levels = int(factor.max(initial=-1)) + 1
+    pairs = np.unique(label[known] * n_levels + factor[known])
+    return np.bincount(pairs // max(n_levels, 1), minlength=label.max(initial=-1) + 1)
 
 
 def _graph(a: np.ndarray, b: np.ndarray) -> tuple[coo_array, int]:

@@ -197,6 +197,9 @@ def dci(sources: np.ndarray, latents: np.ndarray, *, n_trees: int = 100, random_
             f"there are {codes.shape[1]} sources and {latents.shape[1]} latents: DCI is about several of each, give 2 or more"
         )
     active_latents(latents, "none")
+    latents = StandardScaler().fit_transform(
+        latents
+    )  # which changes no tree, and keeps float32 from losing small steps
     order = check_random_state(random_state).permutation(len(codes))
     train, test = order[: (len(order) + 1) // 2], order[(len(order) + 1) // 2 :]
     importance, accuracy = np.zeros((codes.shape[1], latents.shape[1])), np.zeros(codes.shape[1])
@@ -326,7 +329,8 @@ def _explicitness(codes: np.ndarray, latents: np.ndarray, discrete: bool) -> tup
         published = OneHotEncoder().fit_transform(latents)
         converged = Whitening().fit_transform(published.toarray())
     else:
-        published, converged = StandardScaler().fit_transform(latents), Whitening().fit_transform(latents)
+        published = StandardScaler().fit_transform(latents)
+        converged = Whitening().fit_transform(published)  # of columns of one scale, so that none falls below rounding
     scores = []
     for features, settings in ((published, {"max_iter": 100}), (converged, {"max_iter": 200, "tol": 1e-5})):
         model = LogisticRegression(C=np.inf, class_weight="balanced", **settings)

@@ -163,10 +163,10 @@ def write_groups(folder: Path, sites: pd.DataFrame, ours: Attributes) -> None:
     plate = {
         "version": "0.5",
         "name": folder.stem,
-        "field_count": most,
+        **({"field_count": most} if most else {}),
         "rows": [{"name": row} for row in rows],
         "columns": [{"name": column} for column in columns],
-        "acquisitions": [{"id": 0, "name": "0", "maximumfieldcount": most}],
+        "acquisitions": [{"id": 0, "name": "0", "maximumfieldcount": most}] if most else [],
         "wells": wells,
     }
     (folder / "zarr.json").write_bytes(_group_json({"ome": {"version": "0.5", "plate": plate}, UNS: ours}))
@@ -336,7 +336,7 @@ class Plate:
         except Exception as error:  # whatever damaged attributes lead to, it means this
             remedy = "ingest it again with --force" if self.ours else "have the tool that wrote it write it again"
             raise PlateError(f"{self.path} has damaged attributes ({error!r}): {remedy}") from error
-        if layout is not None:
+        if layout is not None and len(self.sites):
             self.sites = screen.annotate(
                 self.sites, layout if isinstance(layout, pd.DataFrame) else screen.read_layout(layout)
             )
@@ -433,6 +433,14 @@ def _read_with_zarr(array: Path, shape: Shape) -> np.ndarray:
     if stored.nchunks_initialized != stored.nchunks:
         raise FileNotFoundError(f"{stored.nchunks - stored.nchunks_initialized} of {stored.nchunks} chunks are missing")
     return np.asarray(stored[:]).reshape(shape)
+
+
+def is_foreign(store: Path) -> bool:
+    """Whether a store is another tool's plate, as far as its attributes can be read."""
+    try:
+        return UNS not in _attributes(store)
+    except CellicaError:
+        return False
 
 
 def _attributes(store: Path) -> Attributes:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,7 +31,6 @@ from cellica.schema import (
     WELL,
     ImageError,
     InputError,
-    MissingFileError,
     PlateError,
     first_few,
 )
@@ -128,7 +127,8 @@ class IngestReport:
     skipped
         Those of them that were finished before and were not touched.
     outdated
-        Those of the skipped that the screen table or the options would now make otherwise.
+        Those of the skipped that the screen table or the options would now make otherwise, and plates of before that
+        stayed because no image of theirs can be used now.
     n_sites
         Sites in ``plates``.
     set_aside
@@ -205,6 +205,7 @@ def run(
         artifacts.make_folder(out_dir)
     set_aside = {name: plate.set_aside for name, plate in finished.items()}
     n_sites = {name: len(plate.sites) for name, plate in finished.items()}
+    kept: list[Path] = []
     try:
         for name, sites in plates.items():
             if name in finished:
@@ -214,7 +215,7 @@ def run(
                 )
                 continue
             with owned(stores[name]):
-                if meanwhile := finished_plates([name], out_dir, inputs, rules, again).get(name):
+                if meanwhile := finished_plates({name: sites}, out_dir, inputs, rules, again).get(name):
                     finished[name] = meanwhile
                     n_sites[name], set_aside[name] = len(meanwhile.sites), meanwhile.set_aside
                     continue
@@ -222,15 +223,23 @@ def run(
                     n_sites[name], set_aside[name] = _write_plate(
                         stores[name], sites, found, inputs[name], rules, threads=threads, keep_empty=keep_empty
                     )
+                if not n_sites[name] and _has_sites(stores[name]):
+                    kept.append(stores[name])
     finally:
         _write_set_aside(out_dir, {**(elsewhere or {}), **set_aside})
     return IngestReport(
         plates=[store for name, store in stores.items() if n_sites[name]],
         skipped=[stores[name] for name in finished],
-        outdated=[stores[name] for name, plate in finished.items() if not _made_from(plate, inputs[name], rules)],
+        outdated=[
+            *(stores[name] for name, plate in finished.items() if not _made_from(plate, inputs[name], rules)),
+            *kept,
+        ],
         n_sites=sum(n_sites.values()),
         set_aside=pd.concat([*(set_aside[name] for name in plates), *(elsewhere or {}).values()], ignore_index=True),
-        notes=list(notes),
+        notes=[
+            *notes,
+            *(f"{store}: no image of it can be used now, and the plate of before stays as it was" for store in kept),
+        ],
     )
 
 
@@ -249,6 +258,10 @@ def plan(
         key = sites[EXPERIMENT].iloc[0], sites[PLATE].iloc[0]
         rows.append((name, *key, sites[WELL].nunique(), len(sites), state, digest))
     return pd.DataFrame(rows, columns=list(PLAN))
+
+
+def _has_sites(store: Path) -> bool:
+    return store.exists() and len(finished_plate(store).sites) > 0
 
 
 @contextlib.contextmanager
@@ -284,24 +297,47 @@ def _remove_left(store: Path) -> None:
 
 
 def finished_plates(
-    names: Iterable[str], out_dir: Path, inputs: Mapping[str, Mapping[str, str]], rules: Rules, again: Again
+    plates: Mapping[str, pd.DataFrame],
+    out_dir: Path,
+    inputs: Mapping[str, Mapping[str, str]],
+    rules: Rules,
+    again: Again,
 ) -> dict[str, Plate]:
     """Plates that need not be written: they are there, with sites (others are tried again), and not to be written again.
 
     Raises
     ------
     PlateError
-        A store of that name is another tool's.
+        A store of that name is another tool's, or of another experiment and plate; or it is damaged, and not to be written
+        again.
     """
+    found = {}
+    for name, sites in plates.items():
+        store = out_dir / f"{name}.zarr"
+        if store.exists():
+            try:
+                found[name] = finished_plate(store)
+            except PlateError:
+                if again != "all" or hcs.is_foreign(store):
+                    raise
+            else:
+                _refuse_other(found[name], sites)
     if again == "all":
         return {}
-    stores = {name: out_dir / f"{name}.zarr" for name in names}
-    found = {name: finished_plate(store) for name, store in stores.items() if store.exists()}
     return {
         name: plate
         for name, plate in found.items()
         if len(plate.sites) and (again == "none" or _made_from(plate, inputs[name], rules))
     }
+
+
+def _refuse_other(plate: Plate, sites: pd.DataFrame) -> None:
+    key = tuple(str(sites[column].iloc[0]) for column in (EXPERIMENT, PLATE))
+    if key != (plate.experiment, plate.plate):
+        raise PlateError(
+            f"{plate.path} holds plate {plate.plate!r} of experiment {plate.experiment!r}, and is asked to hold plate {key[1]!r} of "
+            f"{key[0]!r}: choose another folder for one of the two"
+        )
 
 
 def finished_plate(store: Path) -> Plate:
@@ -356,7 +392,7 @@ def _write_plate(
             reason = f"no image to take percentiles from: {len(sample)} sites tried"
             spec, kept = None, sites.iloc[:0]
             set_aside = set_aside_frame([_whole_plate(sites, reason), *found.unlisted])
-        if (spec and len(kept)) or (keep_empty and not (store.exists() and len(finished_plate(store).sites))):
+        if (spec and len(kept)) or (keep_empty and not _has_sites(store)):
             counts: dict[str, Any] = {"sites": len(kept), "set_aside": len(sites) - len(kept)}
             if len(set_aside):
                 counts["reasons"] = _by_reason(set_aside)
@@ -554,15 +590,23 @@ def read_set_aside(out_dir: Path) -> pd.DataFrame:
         ) from error
 
 
+def _what_is_there(store: Path, rows: pd.DataFrame) -> pd.DataFrame:
+    """What a plate's own store says, which another run may have written meanwhile; ``rows`` where it has no sites."""
+    with contextlib.suppress(PlateError, OSError):
+        plate = finished_plate(store)
+        return plate.set_aside if len(plate.sites) else rows
+    return rows
+
+
 def _write_set_aside(out_dir: Path, judged: Mapping[str, pd.DataFrame]) -> None:
     """Bring ``set_aside.csv`` up to date: this run's plates, other finished plates, and earlier ones without a store."""
     file = out_dir / SET_ASIDE_FILE
     with owned(file):
-        tables = dict(judged)
+        tables = {name: _what_is_there(out_dir / f"{name}.zarr", rows) for name, rows in judged.items()}
         since = file.stat().st_mtime - CLOCKS_DIFFER if file.exists() else 0.0
         for store in out_dir.glob("*.zarr"):
             # another tool's store, or a link that leads nowhere
-            with contextlib.suppress(PlateError, MissingFileError, FileNotFoundError):
+            with contextlib.suppress(PlateError, OSError):
                 if store.stem not in tables and store.stat().st_ctime >= since:  # finished after the file was written
                     tables[store.stem] = finished_plate(store).set_aside
         for key, rows in read_set_aside(out_dir).groupby([EXPERIMENT, PLATE], sort=False):

@@ -143,8 +143,10 @@ def plan(screen: pd.DataFrame, out_dir: PathLike, **rules: Any) -> pd.DataFrame:
     checked = Rules(**rules)
     _validate(screen, Path(out_dir), checked, 1)
     paths, sites = _paths(screen), without_paths(screen)
-    _listed_faults(paths, sites.index)
-    return ingestion.plan(by_plate(sites), Path(out_dir), _inputs(sites, paths), checked)
+    table = ingestion.plan(by_plate(sites), Path(out_dir), _inputs(sites, paths), checked)
+    finished = table["name"][table["state"] == "finished"]
+    _listed_faults(paths, sites.index[~_store_names(sites).isin(finished)])
+    return table
 
 
 def _inputs(sites: pd.DataFrame, paths: pd.DataFrame) -> dict[str, dict[str, str]]:

@@ -402,6 +402,8 @@ def plate_picture(plate: "Plate", *, size: int = 32, ax: "Axes | None" = None) -
     Axes with one RGBA image of (rows x (size + 1), columns x (size + 1)) px; wells without a site are transparent. Each
     channel is stretched alike on the whole plate, so that wells compare.
     """
+    if not len(plate.sites):
+        raise InputError(f"{plate.name} has no sites: there is nothing to draw")
     first = plate.sites.index[~plate.sites[WELL].duplicated()]
     thumbnails = np.stack([_shrink(pixels, size, square=True) for _, pixels in _fields(plate, list(first))])
     size = thumbnails.shape[-1]

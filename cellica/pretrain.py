@@ -184,7 +184,10 @@ def _checked(
     twice = sorted(name for name, n in Counter(str(store.path.resolve()) for store in stores).items() if n > 1)
     if twice:
         raise InputError(f"plates are named twice: {first_few(twice)}; name each once")
-    fields = _Fields(stores, shape, settings)
+    empty = [store.name for store in stores if not len(store.sites)]
+    if empty and len(empty) < len(stores):
+        progress.say(f"{len(empty)} plates without sites are left out: {first_few(empty)}")
+    fields = _Fields([store for store in stores if len(store.sites)], shape, settings)
     return shape, fields, name
 
 

@@ -3,6 +3,7 @@
 A *role* (batch, control, anchor, stratum) is a question asked of ``obs``, never a column of its own.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -75,6 +76,7 @@ def row_letters(row: int) -> str:
     return chr(ord("A") + row) if row < 26 else "A" + chr(ord("A") + row - 26)
 
 
+@functools.lru_cache(maxsize=8192)  # few names, many wells
 def parse_well(name: str) -> Well:
     """Read a well name: ``A1``, ``A01``, ``a01`` or, on 1536-well plates, ``AF48``.
 

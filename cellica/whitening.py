@@ -220,10 +220,12 @@ def project(
     elif tuple(out.shape) != shape:
         raise ValueError(f"out has the shape {tuple(out.shape)}: {shape} is needed")
     weights = matrix.T.astype(dtype)
-    start = 0
+    start, room = 0, np.empty((min(CHUNK_SIZE, X.shape[0]), X.shape[1]), dtype)
     for chunk in chunks(X):
-        rows = (chunk - minus).astype(dtype, copy=False) @ weights  # centred in float64
-        rows += plus
+        centred = np.subtract(chunk, minus, out=room[: len(chunk)], casting="same_kind")  # in the wider of their dtypes
+        rows = centred @ weights
+        if np.any(plus):
+            rows += plus
         out[start : start + len(chunk)] = rows
         start += len(chunk)
     return out

@@ -242,6 +242,15 @@ def test_a_plate_without_images_is_kept_and_told_to_the_end(screen, tmp_path, ca
         run("embed", *sorted(folder.iterdir())[1:4], "--out", out, "--encoder", "camae-mini", "--channels", channels)
         run("profile", *sorted(out.glob("*.h5ad")), "--out", out / "wells.h5ad")
         assert "plates without sites: 'HUVEC-02_1: no image of the plate'" in capsys.readouterr().out
+    stores = sorted(folder.iterdir())[1:4]
+    layout = tmp_path / "layout.csv"
+    layout.write_text("well,dose\nB02,1\n")
+    run("embed", *stores, "--out", tmp_path / "laid", "--encoder", "camae-mini", "--layout", layout)
+    run("pretrain", *stores, "--out", tmp_path / "m.safetensors", "--steps", 1, "--dry-run")
+    assert "1 plates without sites are left out: 'HUVEC-02_1'" in capsys.readouterr().err
+    left_out = ("--left-out", "HUVEC-01_1=dust")
+    run("profile", *sorted(out.glob("HUVEC*.h5ad")), "--out", out / "no.h5ad", *left_out, code=2)
+    assert "--left-out names 'HUVEC-01_1', which is among the sites" in capsys.readouterr().err
     run("profile", out / "HUVEC-02_1.h5ad", "--out", out / "none.h5ad", code=2)
     assert "not one of 1 plates has a site: see what ingest set aside" in capsys.readouterr().err
     run("report", out / "wells.h5ad", "--out", out / "r.html", "--plate", folder / "HUVEC-02_1.zarr")

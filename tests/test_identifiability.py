@@ -721,3 +721,17 @@ def test_wrong_input_is_named_with_the_remedy(case):
 def test_all_that_is_public_is_documented():
     for name in identifiability.__all__:
         assert getattr(identifiability, name).__doc__, name
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e9])
+def test_scores_of_codes_do_not_hang_on_the_scale_of_a_latent(scale):
+    rng = np.random.default_rng(0)
+    sources = rng.integers(0, 4, (400, 3))
+    latents = sources + 0.1 * rng.normal(size=(400, 3))
+    one, other = (dci(sources, x, n_trees=20) for x in (latents, latents * scale + 3 * scale))
+    assert other["disentanglement"] == pytest.approx(one["disentanglement"], abs=0.02)
+    uneven = np.column_stack([latents, scale * rng.normal(size=400)])
+    even = np.column_stack([latents, uneven[:, 3] / scale])
+    assert infomec(sources, uneven)["infoe_converged"] == pytest.approx(
+        infomec(sources, even)["infoe_converged"], abs=1e-3
+    )

@@ -637,6 +637,74 @@ def test_a_plate_that_is_kept_empty_is_tried_again_and_takes_no_place(tmp_path):
     assert len(Plate(out / "E-01_1.zarr").sites) == 2
 
 
+def test_a_plate_that_cannot_be_written_again_stays_and_it_is_said(tmp_path):
+    table, out = made_table(tmp_path, ["A01", "A02"]), tmp_path / "out"
+    damage("empty", table, table.index[1])
+    (path,) = ingest(table, out).plates
+    moved = table.assign(path_a="nowhere.png", path_b="neither.png")
+    report = ingest(moved, out, update=True, keep_empty=True)
+    assert (report.plates, report.outdated, len(Plate(path).sites)) == ([], [path], 1)
+    assert "no image of it can be used now, and the plate of before stays as it was" in report.summary()
+    listed = pd.read_csv(out / "set_aside.csv", dtype=str)
+    assert list(listed["reason"].str.split(":").str[0].unique()) == [
+        "empty file"
+    ]  # what is true of the plate that is there
+
+
+def test_the_list_tells_what_another_run_wrote_meanwhile(tmp_path, monkeypatch):
+    one, two = made_table(tmp_path, ["A01", "A02"]), made_table(tmp_path, ["A01"], plate="2")
+    out, table = tmp_path / "out", pd.concat([one, two])
+    damage("empty", one, one.index[1])
+    ingest(one, out)
+    write = ingestion._write_plate
+
+    def meanwhile(store, *arguments, **options):
+        monkeypatch.setattr(ingestion, "_write_plate", write)
+        ingest(one.iloc[:1], out, update=True)  # of which nothing is set aside
+        return write(store, *arguments, **options)
+
+    monkeypatch.setattr(ingestion, "_write_plate", meanwhile)
+    ingest(table, out)
+    assert len(pd.read_csv(out / "set_aside.csv")) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"update": True}, {"force": True}])
+def test_a_store_of_another_tool_or_of_another_plate_is_never_replaced(tmp_path, options):
+    out = tmp_path / "out"
+    group = zarr.open_group(out / "E-01_1.zarr", mode="w", zarr_format=3)
+    group.attrs["ome"] = {"version": "0.5", "plate": {"wells": [], "rows": [], "columns": []}}
+    with pytest.raises(PlateError):
+        ingest(made_table(tmp_path, ["A01"]), out, **options)
+    assert dict(zarr.open_group(out / "E-01_1.zarr", mode="r").attrs)
+    first = screen_table(
+        [{**row, "experiment": "a_b", "plate": "c"} for row in made_table(tmp_path, ["A01"]).to_dict("records")]
+    )
+    second = screen_table([{**row, "experiment": "a", "plate": "b_c"} for row in first.to_dict("records")])
+    ingest(first, out)
+    with pytest.raises(
+        PlateError, match="holds plate 'c' of experiment 'a_b', and is asked to hold plate 'b_c' of 'a'"
+    ):
+        ingest(second, out, **options)
+
+
+def test_a_link_in_the_place_of_a_plate_is_replaced_and_its_target_stays(tmp_path):
+    table, out, far = made_table(tmp_path, ["A01", "A02"]), tmp_path / "out", tmp_path / "far"
+    (path,) = ingest(table.iloc[:1], far).plates
+    out.mkdir()
+    (out / path.name).symlink_to(path)
+    (out / "loop.zarr").symlink_to(out / "loop.zarr")
+    ingest(table, out, update=True)
+    assert ((out / path.name).is_symlink(), len(Plate(out / path.name).sites), len(Plate(path).sites)) == (False, 2, 1)
+
+
+def test_a_dry_run_asks_for_no_image_of_a_finished_plate(tmp_path):
+    table = made_table(tmp_path, ["A01"])
+    ingest(table, tmp_path / "out")
+    for file in tmp_path.glob("*.png"):
+        file.unlink()
+    assert list(plan(table, tmp_path / "out")["state"]) == ["finished"]
+
+
 def test_an_empty_plate_where_there_is_nothing_to_take_percentiles_from(tmp_path):
     table = made_table(tmp_path, ["A01"], dtype=np.uint16)
     Path(table.iloc[0]["path_a"]).write_bytes(b"")

@@ -115,21 +115,22 @@ def test_a_screen_on_this_machine(tmp_path):
     a_screen(tmp_path)
     first = snakemake(tmp_path, "--cores", "2")
     check_results(tmp_path)
-    assert "done" in first
+    assert all(f"  {lost} (" in first for lost in (f"{BROKEN}: empty file", f"{ABSENT}: no image of the plate"))
 
     assert "Nothing to be done" in snakemake(tmp_path, "--cores", "2")
     ridge = {**CONFIG, "correct": {**CONFIG["correct"], "ridge": 0.1}}
     again = snakemake(tmp_path, "--cores", "2", config=ridge)
-    assert jobs(again) == {"correct": 1, "report": 1}
+    assert jobs(again) == {"correct": 1, "evaluate": 1, "report": 1}
+    assert "options of compare" not in again
 
     table = tmp_path / "screen" / "metadata.csv"
     rows = pd.read_csv(table, dtype=str)
     rows.loc[rows["site_id"].str.startswith("HUVEC-01_2_"), "moa"] = "another"
     rows.to_csv(table, index=False)
-    (tmp_path / CONFIG["out"] / "plates.csv").unlink()
     snakemake(tmp_path, "--cores", "2", "--until", "plates", config=ridge)
     planned = snakemake(tmp_path, "--cores", "2", "-n", config=ridge)
-    assert jobs(planned) == {"ingest": 1, "embed": 1, "profile": 1, "correct": 1, "compare": 1, "report": 1}
+    after = ("profile", "correct", "compare", "evaluate", "report")
+    assert jobs(planned) == {"ingest": 1, "embed": 1, **dict.fromkeys(after, 1)}
     assert "plate=HUVEC-01_2" in planned
 
 
@@ -251,6 +252,9 @@ def test_a_screen_on_slurm_survives_kills_and_does_nothing_twice(tmp_path, slurm
         ({"embed": {"weights": "w"}}, r"embed: 'encoder' is a required property"),
         ({"embed": {"encoder": "resnet50"}}, r"embed.encoder is 'resnet50': choose openphenom, camae-mini"),
         ({"correct": {"method": ["icaa"]}}, r"correct.method.0 is 'icaa': choose methods of `cellica correct"),
+        ({"out": "a{b}"}, r"out is 'a\{b\}': choose a path without braces"),
+        ({"screen": {"kind": "table", "source": "--force"}}, r"screen.source is '--force': choose a path"),
+        ({"roles": {"control": [1]}}, r"roles.control.0 is 1: 1 is not of type 'string'"),
         ({"correct": {"method": "ica"}}, r"correct.method is 'ica': .* is not of type 'array'"),
         ({"screen": {"kind": "tables", "source": "x"}}, r"screen.kind is 'tables': .* is not one of \['rxrx1'"),
         ({"screen": {"kind": "table", "source": "x", "intensity-range": [1]}}, r"screen.intensity-range is \[1\]"),
@@ -282,6 +286,45 @@ def test_options_that_do_not_go_together_are_found_before_any_work(tmp_path):
     assert not (tmp_path / CONFIG["out"] / "plates").exists()
 
 
+def test_files_that_a_configuration_names_are_inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("screen", "weights"):
+        (tmp_path / folder).mkdir()
+    for name in ("screen/metadata.csv", "screen/notes.txt", "weights/model.safetensors", "own.csv", "lay{1}.csv"):
+        (tmp_path / name).write_text("")
+    run = settings.Run({**CONFIG, "embed": {**CONFIG["embed"], "weights": "weights", "layout": "lay{1}.csv"}})
+    assert run.files("screen") == ["screen/metadata.csv"]
+    assert run.files("embed") == ["lay{{1}}.csv", "weights/model.safetensors"]
+    assert run.files("compare") == []
+    assert settings.Run({**CONFIG, "screen": {"kind": "table", "source": "own.csv"}}).files("screen") == ["own.csv"]
+
+
+def test_an_own_table_with_joined_columns_and_weights_that_are_not_there(tmp_path):
+    a_screen(tmp_path)
+    rows = screen.read_rxrx1(tmp_path / "screen").reset_index(drop=True)
+    rows.assign(dose="1").to_csv(tmp_path / "own.csv", index=False)
+    own = {"kind": "table", "source": "own.csv", "column": {"perturbation": "{perturbation}@{dose}"}}
+    table = {**CONFIG, "screen": own}
+    snakemake(tmp_path, "--cores", "1", "--until", "plates", config=table)
+    assert len(pd.read_csv(tmp_path / CONFIG["out"] / "plates.csv")) == 6
+    absent = {**table, "embed": {"encoder": "camae", "weights": "nowhere/"}}
+    said = snakemake(tmp_path, "--cores", "1", code=1, config=absent)
+    assert "the options of embed in the configuration have to be mended" in said
+    assert not (tmp_path / CONFIG["out"] / "plates").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "folder", "message"), [("stop", "no cluster", "holds no cluster"), ("start", "a space", "spaces")]
+)
+def test_the_script_of_the_cluster_touches_nothing_else(tmp_path, verb, folder, message):
+    if verb == "start" and (os.geteuid() or not shutil.which("slurmctld")):
+        pytest.skip("SLURM is not installed, or this is not root")
+    (tmp_path / folder / "state").mkdir(parents=True)
+    done = subprocess.run([SCREEN / "cluster.sh", verb, tmp_path / folder], capture_output=True, text=True)
+    assert (done.returncode, message in done.stderr) == (1, True)
+    assert (tmp_path / folder / "state").is_dir()
+
+
 def test_plates_that_are_left_out_are_no_jobs_and_must_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "o").mkdir()
@@ -291,7 +334,7 @@ def test_plates_that_are_left_out_are_no_jobs_and_must_exist(tmp_path, monkeypat
     run = settings.Run({**CONFIG, "out": "o", "screen": {**CONFIG["screen"], "leave-out": {"E-1_2": "out of focus"}}})
     assert run.plates() == ["E-1_1", "E-1_3", "E-1_4", "E-1_5"]
     assert run.left_out() == "--left-out 'E-1_2=out of focus'"
-    assert run.pictures() == "--plate o/plates/E-1_3.zarr --plate o/plates/E-1_5.zarr"
+    assert run.pictures() == "--plate o/plates/E-1_1.zarr --plate o/plates/E-1_5.zarr"
     assert run.ingest("E-1_3") == "cellica ingest rxrx1 screen o/plates --experiment E-1 --plate 3"
     assert run.fingerprint("E-1_1") != run.fingerprint("E-1_3")
     run = settings.Run({**CONFIG, "out": "o", "screen": {**CONFIG["screen"], "leave-out": {"E-9_9": "?"}}})

@@ -7,7 +7,7 @@
 #
 # It needs root, and neither systemd, cgroups nor slurmdbd. The stand-ins are null devices: jobs get CUDA_VISIBLE_DEVICES
 # as from real GPUs, and find no CUDA there.
-set -euo pipefail
+set -Eeuo pipefail
 
 usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 fail() { echo "cluster.sh: $*" >&2; exit 1; }
@@ -27,8 +27,11 @@ start() {
   for program in slurmctld slurmd munged; do command -v $program >/dev/null || fail "$program is absent: cluster.sh install"; done
   [ "$(id -u)" = 0 ] || fail "slurmd has to be started by root"
   [ ! -e "$dir/slurm.conf" ] || fail "$dir holds a cluster already: stop it, or name another folder"
-  mkdir -p "$dir"/{state,spool,bin,log}
+  mkdir -p "$dir"
   dir=$(cd "$dir" && pwd)
+  case $dir in *[[:space:]]*) fail "SLURM takes no folder with spaces in its path: $dir" ;; esac
+  mkdir -p "$dir"/{state,spool,bin,log}
+  trap 'stop "$dir"; fail "the cluster did not start"' ERR
   host=$(hostname -s)
   cpus=$(($(nproc --all) * 4)) # more than there are: jobs of the tests wait more than they compute
 
@@ -44,7 +47,7 @@ start() {
 
   for i in 0 1; do mknod -m 666 "$dir/gpu$i" c 1 3; done
   cat > "$dir/slurm.conf" <<END
-ClusterName=cellica
+ClusterName=cellica$$
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$(free_port)
 SlurmdPort=$(free_port)
@@ -82,6 +85,7 @@ END
   slurmd -N "$host"
   for _ in $(seq 100); do
     if [ "$(sinfo -h -o %T 2>/dev/null)" = idle ]; then
+      trap - ERR
       echo "export SLURM_CONF='$dir/slurm.conf' PATH='$dir/bin':\"\$PATH\""
       return
     fi
@@ -89,12 +93,12 @@ END
   done
   sinfo >&2 || true
   tail -n 20 "$dir"/log/* >&2
-  stop "$dir"
-  fail "the node did not come up"
+  false # the node did not come up
 }
 
 stop() {
-  local dir munge
+  local dir munge cluster
+  [ -e "$1/slurm.conf" ] || fail "$1 holds no cluster"
   dir=$(cd "$1" && pwd)
   munge=$(cat "$dir/munge" 2>/dev/null || true)
   export SLURM_CONF="$dir/slurm.conf"
@@ -105,6 +109,8 @@ stop() {
     kill "$(cat "$pid")" 2>/dev/null || true
     for _ in $(seq 50); do kill -0 "$(cat "$pid" 2>/dev/null)" 2>/dev/null || break; sleep 0.2; done
   done
+  cluster=$(sed -n 's/^ClusterName=//p' "$dir/slurm.conf")
+  for job in $(grep -lsz "^SLURM_CLUSTER_NAME=$cluster\$" /proc/[0-9]*/environ | cut -d/ -f3); do kill -9 "$job" 2>/dev/null || true; done
   rm -rf ${munge:+"$munge"} "$dir"/{slurm.conf,gres.conf,munge,state,spool,bin,gpu0,gpu1}
 }
 

@@ -33,7 +33,7 @@ from cellica.camae import Geometry
 from cellica.encoder import NAMED
 
 PLATES = (16, 64, 250, 1000)
-MOST_COMPARED = 64  # plates; the held-out fits of more take hours on two cores
+MOST = {"compare": 64, "evaluate": 250}  # plates; more take hours on two cores
 N_SITES = 32
 SCREENS = {"RxRx1": (125_510, 62_755, "ingest"), "RxRx3-core": (222_601, 222_601, "ingest shards")}
 GPU_FLOP = (
@@ -146,7 +146,7 @@ def of_a_screen(folder: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         n_wells = artifacts.read_adata(wells).n_obs
         yield {"verb": "profile", "plates": n, "rows": n_wells, **found}
         for name, (verb, *options) in FITTED.items():
-            if verb != "compare" or n <= MOST_COMPARED:
+            if n <= MOST.get(verb, n):
                 out = folder / ("out.h5ad" if verb == "correct" else "out.csv")
                 yield {"verb": name, "plates": n, "rows": n_wells, **measured(verb, wells, "--out", out, *options)}
         yield {
@@ -168,33 +168,31 @@ def exponents(table: pd.DataFrame) -> dict[str, float]:
     return slopes
 
 
-def needs(table: pd.DataFrame) -> pd.DataFrame:
-    """Hours of public screens, from the costs of a site and of the largest screen that was measured."""
+def needs(table: pd.DataFrame) -> str:
+    """Table (Markdown) of the hours that public screens need, from the costs of a site and of the largest screen that was measured."""
     a_site = table[table["plates"] < 1].set_index("verb")
-    largest = table[table["plates"] >= 1].sort_values("plates").groupby("verb").last()
-    rows = []
+    a_site = a_site[["core_seconds", "written", "flop"]].div(a_site["rows"], axis=0)
+    largest = table[table["plates"] >= 1].sort_values("plates").groupby("verb", sort=False).last()
+    columns = {}
     for name, (sites, wells, ingest) in SCREENS.items():
-        ingested, embedded = (sites * a_site["core_seconds"][verb] / a_site["rows"][verb] for verb in (ingest, "embed"))
-        on_gpu = sites * a_site["flop"]["embed"] / a_site["rows"]["embed"] / GPU_FLOP
-        read_and_measured = sites * CORE_SECONDS_READ
-        joined = {verb: wells * largest["core_seconds"][verb] / largest["rows"][verb] for verb in largest.index}
-        rows.append(
-            {
-                "screen": f"{name}: {sites:,} sites, {wells:,} wells",
-                "plates on disk, GB": sites * a_site["written"][ingest] / a_site["rows"][ingest] / 1e9,
-                "ingest": ingested,
-                "embed, CPU": embedded,
-                "embed, one GPU": max(on_gpu, read_and_measured / READERS),
-                "embed, eight GPUs": max(on_gpu, read_and_measured / READERS) / 8,
-                **joined,
-            }
-        )
-    return (
-        pd.DataFrame(rows)
-        .set_index("screen")
-        .T.map(lambda value: f"{value:,.0f}")
-        .reset_index(names="core-seconds; GPU-seconds")
-    )
+        ingested, embedded = (sites * a_site["core_seconds"][verb] for verb in (ingest, "embed"))
+        on_gpu = sites * max(a_site["flop"]["embed"] / GPU_FLOP, CORE_SECONDS_READ / READERS)
+        joined = {verb: wells * cost["core_seconds"] / cost["rows"] for verb, cost in largest.iterrows()}
+        hours = {
+            "`ingest`, core-hours": ingested,
+            "`embed`, core-hours without a GPU": embedded,
+            "`embed`, hours of one GPU": on_gpu,
+            "`embed`, hours of eight GPUs": on_gpu / 8,
+            "`ingest` and `embed`, hours of a laptop of 8 cores": (ingested + embedded) / 8,
+            **{f"`{verb}`, core-hours": seconds for verb, seconds in joined.items()},
+        }
+        columns[f"{name}: {sites:,} sites, {wells:,} wells"] = {
+            "plates on disk, GB": f"{sites * a_site['written'][ingest] / 1e9:,.0f}",
+            **{row: f"{seconds / 3600:{',.0f' if seconds > 36_000 else '.2g'}}" for row, seconds in hours.items()},
+        }
+    rows = [["", *columns], ["---"] * (len(columns) + 1)]
+    rows += [[row, *(column[row] for column in columns.values())] for row in next(iter(columns.values()))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def draw(table: pd.DataFrame, file: Path) -> None:
@@ -214,18 +212,21 @@ def draw(table: pd.DataFrame, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plates", type=int, nargs="+", default=list(PLATES))
-    parser.add_argument("--only", choices=("plate", "screen"), help="measure one of the two anew, and keep the other")
+    parser.add_argument(
+        "--only", choices=("plate", "screen"), help="keep what was measured of the other, and of other sizes"
+    )
     parser.add_argument("--needs", action="store_true", help="measure nothing: print what public screens need")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scale.csv")
     arguments = parser.parse_args()
     if arguments.needs:
-        return print(needs(pd.read_csv(arguments.out)).to_markdown(index=False))
+        return print(needs(pd.read_csv(arguments.out)))
     progress.show()
     parts = {"plate": of_a_plate, "screen": lambda folder: of_a_screen(folder, sorted(arguments.plates))}
     rows: list[dict[str, Any]] = []
     if arguments.only:
         earlier = pd.read_csv(arguments.out)
-        rows = earlier[(earlier["plates"] >= 1) == (arguments.only == "plate")].to_dict("records")
+        anew = earlier["plates"].isin(arguments.plates) if arguments.only == "screen" else earlier["plates"] < 1
+        rows = earlier[~anew].to_dict("records")
         parts = {arguments.only: parts[arguments.only]}
     machine = f"cellica {__version__}, {platform.machine()}, {os.cpu_count()} cores"
     with tempfile.TemporaryDirectory() as folder:

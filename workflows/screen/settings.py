@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from jsonschema.exceptions import ValidationError
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 PAIRS = ("intensity-range", "intensity-percentiles")  # LOW HIGH of one option, not an option twice
 N_PICTURES = 8
+FILES = ("source", "metadata", "weights", "layout", "truth", "clusters", "compound-gene", "gene-positions")
+METADATA = "*.csv"  # of a data set's folder
+MOST_LINES = 20
 
 
 class Run:
@@ -35,12 +39,35 @@ class Run:
         self.out = config["out"].rstrip("/") or "/"
         self.screen = config["screen"]
         self.in_one_pass = self.screen["kind"] == "rxrx3-core"
-        self.table = [self.screen["source"]] if self.screen["kind"] == "table" else []
-        self.scored = "evaluate" in config
+        # compare corrects by the defaults of each method, so it says nothing of corrections with options of their own
+        self.own_options = bool(set(config["correct"]) - {"method", "random-state"})
+        self.scored = "evaluate" in config or self.own_options
 
     def options(self, verb: str) -> str:
         """Options of a verb, with the roles of columns, which several verbs share."""
         return words({**self.config.get("roles", {}), **self.config.get(verb, {})})
+
+    def files(self, section: str) -> list[str]:
+        """Files that a section names, or that lie in folders it names: when they change, what depends on them is redone."""
+        found: list[str] = []
+        for key in set(FILES) & set(self.config.get(section, {})):
+            path = Path(self.config[section][key])
+            files = sorted(path.glob(METADATA if key == "source" else "*")) if path.is_dir() else [path]
+            found += [str(file).replace("{", "{{").replace("}", "}}") for file in files if file.is_file()]
+        return sorted(found)
+
+    def losses(self) -> list[str]:
+        """What was set aside, for the screen: the report and the tables have it too."""
+        table = Path(self.out) / "plates" / "set_aside.csv"
+        if not table.exists():
+            return []
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        of_plates = Counter(f"{row['experiment']}_{row['plate']}: {row['reason'].partition(':')[0]}" for row in rows)
+        lines = [f"  {plate} ({n})" for plate, n in of_plates.most_common()]
+        more = [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+        which = f"set aside, images or whole plates (all in {table}, and in the report):"
+        return [which, *lines[:MOST_LINES], *more] if lines else []
 
     def ingest(self, plate: str | None = None) -> str:
         """Command line for all plates, or for one."""
@@ -62,9 +89,14 @@ class Run:
     def checks(self) -> list[list[str]]:
         """Command lines that check the options of later verbs, before hours of work."""
         wells, nowhere = f"{self.out}/wells.h5ad", f"{self.out}/options.checked"
+        wanted = (
+            ("embed", f"{self.out}/options.zarr", ".h5ad", f"{words(self.config['embed'])} --device cpu"),
+            ("correct", wells, ".h5ad", self.options("correct")),
+            ("compare", wells, ".csv", self.options("compare")),
+        )
         return [
-            ["cellica", verb, wells, "--out", nowhere + ending, "--dry-run", *shlex.split(self.options(verb))]
-            for verb, ending in (("correct", ".h5ad"), ("compare", ".csv"))
+            ["cellica", verb, name, "--out", nowhere + ending, "--dry-run", *shlex.split(options)]
+            for verb, name, ending, options in wanted
         ]
 
     def left_out(self) -> str:
@@ -75,8 +107,9 @@ class Run:
         """Options of `cellica report`: a few plates, evenly chosen."""
         most = self.config.get("report", {}).get("pictures", N_PICTURES)
         names = self.plates()
-        step = max(1, -(-len(names) // most)) if most else len(names) + 1
-        return words({"plate": [self._store(name) for name in names[step - 1 :: step]]})
+        n = min(most, len(names))
+        chosen = [names[i * (len(names) - 1) // max(n - 1, 1)] for i in range(n)]
+        return words({"plate": [self._store(name) for name in chosen]})
 
     def plates(self) -> list[str]:
         """Names of the plates, without those that are left out."""
