@@ -35,7 +35,11 @@ from cellica.encoder import NAMED
 PLATES = (16, 64, 250, 1000)
 MOST = {"compare": 64, "evaluate": 250}  # plates; more take hours on two cores
 N_SITES = 32
-SCREENS = {"RxRx1": (125_510, 62_755, "ingest"), "RxRx3-core": (222_601, 222_601, "ingest shards")}
+# sites, wells, how they are ingested, and bytes of a site in a plate: two real sites of RxRx1, one of RxRx3-core
+SCREENS = {
+    "RxRx1": (125_510, 62_755, "ingest", 1_130_000),
+    "RxRx3-core": (222_601, 222_601, "ingest shards", 680_000),
+}
 GPU_FLOP = (
     5e13  # a second: what a GPU for data centres holds in half precision, a sixth of an A100's peak; not measured by us
 )
@@ -171,10 +175,10 @@ def exponents(table: pd.DataFrame) -> dict[str, float]:
 def needs(table: pd.DataFrame) -> str:
     """Table (Markdown) of the hours that public screens need, from the costs of a site and of the largest screen that was measured."""
     a_site = table[table["plates"] < 1].set_index("verb")
-    a_site = a_site[["core_seconds", "written", "flop"]].div(a_site["rows"], axis=0)
+    a_site = a_site[["core_seconds", "flop"]].div(a_site["rows"], axis=0)
     largest = table[table["plates"] >= 1].sort_values("plates").groupby("verb", sort=False).last()
     columns = {}
-    for name, (sites, wells, ingest) in SCREENS.items():
+    for name, (sites, wells, ingest, size) in SCREENS.items():
         ingested, embedded = (sites * a_site["core_seconds"][verb] for verb in (ingest, "embed"))
         on_gpu = sites * max(a_site["flop"]["embed"] / GPU_FLOP, CORE_SECONDS_READ / READERS)
         joined = {verb: wells * cost["core_seconds"] / cost["rows"] for verb, cost in largest.iterrows()}
@@ -187,7 +191,7 @@ def needs(table: pd.DataFrame) -> str:
             **{f"`{verb}`, core-hours": seconds for verb, seconds in joined.items()},
         }
         columns[f"{name}: {sites:,} sites, {wells:,} wells"] = {
-            "plates on disk, GB": f"{sites * a_site['written'][ingest] / 1e9:,.0f}",
+            "plates on disk, GB": f"{sites * size / 1e9:,.0f}",
             **{row: f"{seconds / 3600:{',.0f' if seconds > 36_000 else '.2g'}}" for row, seconds in hours.items()},
         }
     rows = [["", *columns], ["---"] * (len(columns) + 1)]
