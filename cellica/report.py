@@ -248,7 +248,9 @@ def _dropped(
     for reason in dict.fromkeys(reason for count in ingested for reason in count.get("reasons", ())):
         of_plates = {name: count["reasons"].get(reason, 0) for name, count in named if "reasons" in count}
         where = [f"{name} ({n:,})" for name, n in of_plates.items() if n]
-        rows.append(("ingest, images or plates", f"set aside: {reason}", f"{sum(of_plates.values()):,}", _first_few(where, 5)))
+        rows.append(
+            ("ingest, images or plates", f"set aside: {reason}", f"{sum(of_plates.values()):,}", _first_few(where, 5))
+        )
     set_aside = pd.concat([plate.set_aside for plate in plates]) if plates else pd.DataFrame({"reason": []})
     for reason, images in set_aside.groupby(set_aside["reason"].astype(str).str.split(":").str[0]):
         names = images["site_id"] + " " + images["channel"]
