@@ -494,19 +494,8 @@ def profile(
     artifacts.check_adata_name(out, force=force)
     artifacts.refuse_inputs(out, files)
     sites = [artifacts.read_adata(file) for file in files]
-    missing = _pairs(left_out, "--left-out")
-    there = {
-        f"{one}_{other}"
-        for plate in sites
-        if plate.n_obs
-        for one, other in zip(plate.obs.get("experiment", ()), plate.obs.get("plate", ()))
-    }
-    if there & set(missing):
-        raise InputError(
-            f"--left-out names {first_few(sorted(there & set(missing)))}, which is among the sites: take one of the two out"
-        )
     inputs = {file.name: artifacts.sha256(file) for file in files}
-    wells = profiles.wells(sites, inputs=inputs, left_out=missing)
+    wells = profiles.wells(sites, inputs=inputs, left_out=_pairs(left_out, "--left-out"))
     with parts.claimed(out):
         artifacts.write_adata(wells, out, force=force)
     _print(f"{wells.n_obs} wells x {wells.n_vars} features: {out}")

@@ -255,8 +255,7 @@ class _Reader:
         self.plate, self.size, self.nuclei = plate, encoder.img_size, nuclei
         self.on_gpu = encoder.device.type == "cuda"
         self.threads = min(READERS[encoder.device.type], os.cpu_count() or 1)
-        rows, columns = (len(images.crop_starts(length, self.size)) for length in plate.shape[1:])
-        self.crops_a_field = rows * columns
+        self.crops_a_field = _crops_a_field(plate, encoder)
 
     def chunks(self, starts: range) -> Iterator[_Chunk]:
         waiting: deque[Future[_Chunk]] = deque()
@@ -426,8 +425,12 @@ def crops_of(plate: Plate, encoder: Encoder) -> int:
     if not len(plate.sites):
         return 0
     _refuse_unfit(plate, encoder, None)
+    return len(plate.sites) * _crops_a_field(plate, encoder)
+
+
+def _crops_a_field(plate: Plate, encoder: Encoder) -> int:
     rows, columns = (len(images.crop_starts(length, encoder.img_size)) for length in plate.shape[1:])
-    return len(plate.sites) * rows * columns
+    return rows * columns
 
 
 def is_embedded(file: artifacts.PathLike, plate: Plate, encoder: Encoder, *, nuclei: str | None = None) -> bool:

@@ -16,6 +16,7 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_float_dtype, is_numeric_dtype
 
 from cellica.artifacts import PathLike, add_step, provenance, require_file, sha256, step
+from cellica.hcs import store_name
 from cellica.progress import say
 from cellica.schema import (
     CONTROL,
@@ -266,10 +267,16 @@ def wells(
     Raises
     ------
     InputError
-        The plates cannot be put together, no site is finite, or what was measured of the fields is text.
+        The plates cannot be put together, no site is finite, what was measured of the fields is text, or a plate that is
+        left out is among them.
     """
     sites = join(adatas)
     require_columns(sites.obs, WELL_KEYS, "obs")
+    there = {store_name(*key) for key in zip(sites.obs[EXPERIMENT], sites.obs[PLATE])}
+    if both := sorted(there & set(left_out or {})):
+        raise InputError(
+            f"left_out (--left-out) names {first_few(both)}, which is among the sites: take one of the two out"
+        )
     measured = numbers(sites.obs, quality_columns(sites.obs))
     arrays = {"X": sites.X, **sites.obsm}
     finite = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in arrays.values()])

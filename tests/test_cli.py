@@ -250,13 +250,24 @@ def test_a_plate_without_images_is_kept_and_told_to_the_end(screen, tmp_path, ca
     assert "1 plates without sites are left out: 'HUVEC-02_1'" in capsys.readouterr().err
     left_out = ("--left-out", "HUVEC-01_1=dust")
     run("profile", *sorted(out.glob("HUVEC*.h5ad")), "--out", out / "no.h5ad", *left_out, code=2)
-    assert "--left-out names 'HUVEC-01_1', which is among the sites" in capsys.readouterr().err
+    assert "left_out (--left-out) names 'HUVEC-01_1', which is among the sites" in capsys.readouterr().err
     run("profile", out / "HUVEC-02_1.h5ad", "--out", out / "none.h5ad", code=2)
     assert "not one of 1 plates has a site: see what ingest set aside" in capsys.readouterr().err
     run("report", out / "wells.h5ad", "--out", out / "r.html", "--plate", folder / "HUVEC-02_1.zarr")
     page = (out / "r.html").read_text(encoding="utf-8")
     assert "HUVEC-02_1: no image of the plate" in page
     assert "set aside: no image of the plate" in page
+
+
+def test_an_update_that_cannot_be_made_ends_with_2_and_says_that_the_older_plate_stays(screen, tmp_path, capsys):
+    broken = tmp_path / "screen"
+    shutil.copytree(screen, broken)
+    words = ("ingest", "rxrx1", broken, tmp_path / "plates", "--experiment", "HUVEC-02")
+    run(*words)
+    shutil.rmtree(broken / "images" / "HUVEC-02")
+    run(*words, "--keep-empty", "--update")  # nothing else is asked for, so no image is needed
+    run(*words, "--keep-empty", "--update", "--pixel-size", 0.5, code=2)
+    assert "no image of it can be used now, and the plate of before stays as it was" in capsys.readouterr().out
 
 
 def test_progress_goes_to_stderr_and_quiet_silences_it(screen, tmp_path):
