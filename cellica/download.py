@@ -108,6 +108,8 @@ def _receive(source: Source, part: Path, show: Callable[[int, int | None], None]
                 raise _Failed.of(error, arriving.answered) from error
             discard(part)  # there is more than the server has
             raise _Failed("what is there is no part of the server's file") from error
+        finally:
+            arriving.end()
     if arriving.total not in (None, size_of(part)):
         raise _Failed(f"the connection ended after {size_of(part)} of {arriving.total} bytes", answered=True)
 
@@ -118,11 +120,16 @@ class _Arriving:
     def __init__(self, stream: Any, part: Path, source: Source, show: Callable[[int, int | None], None]) -> None:
         self.stream, self.part, self.source, self.show = stream, part, source, show
         self.total: int | None = None
-        self.answered = False
+        self.responses: list[Any] = []
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server said anything."""
+        return bool(self.responses)
 
     def begin(self, response: Any, **_: Any) -> None:
         """Called with each response before its body is read."""
-        self.answered = True
+        self.responses.append(response)
         if response.is_redirect or not response.ok:
             return
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
@@ -134,7 +141,6 @@ class _Arriving:
         elif start > self.stream.tell() or (response.status_code == 206 and not span):
             wrong = "answers with another part of the file than it was asked for"
         if wrong:
-            response.close()
             raise FetchError(f"{response.url} {wrong}")
         self.stream.truncate(start)
         tag = response.headers.get("ETag", "W/")
@@ -149,6 +155,11 @@ class _Arriving:
         """Let a kill lose nothing, and show how far it is."""
         self.stream.flush()
         self.show(self.stream.tell(), self.total)
+
+    def end(self) -> None:
+        """Close the connections: pooch leaves one open whose answer was an error, until Python collects its garbage."""
+        for response in self.responses:
+            response.close()
 
 
 def _retried(attempt: Callable[[], T], what: str, reached: Callable[[], int] = lambda: 0) -> T:

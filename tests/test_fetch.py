@@ -1,7 +1,10 @@
 """Fetching, against servers on this machine that fail in every way that servers on the network do. No test leaves it."""
 
+import errno
+import gc
 import hashlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -76,16 +79,16 @@ class Handler(BaseHTTPRequestHandler):
         server.asked.append((self.command, path, self.headers.get("Range")))
         server.headers.append(dict(self.headers))
         if server.errors.get(path):
-            return self.refuse(server.errors[path].pop(0))
+            return self.refuse(server.errors[path].pop(0), body)
         data = server.files.get(path)
         if data is None:
-            return self.refuse(404)
+            return self.refuse(404, body)
         tag, start, status = f'"{sha256(data)}"', 0, 200
         asked = self.headers.get("Range")
         if asked and server.ranges and self.headers.get("If-Range", tag) == tag:
             start, status = int(asked.removeprefix("bytes=").removesuffix("-")), 206
             if start >= len(data):
-                return self.refuse(416)
+                return self.refuse(416, body)
         part = data[start:]
         self.send_response(status)
         self.send_header("Content-Length", str(len(part)))
@@ -105,10 +108,12 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(server.pause)
         return None
 
-    def refuse(self, status: int) -> None:
+    def refuse(self, status: int, body: bool) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", "7")
         self.end_headers()
+        if body:
+            self.wfile.write(b"refused")
 
 
 @pytest.fixture
@@ -357,6 +362,38 @@ def test_errors_that_pass_are_waited_for_and_others_are_not(server, tmp_path, st
         with pytest.raises(FetchError, match=str(statuses[0])):
             fetch.fetch(file, tmp_path)
     assert len(server.asked) == n_asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
+@pytest.mark.parametrize("failing", ["refused", "another size", "full disk"])
+def test_no_connection_stays_open_after_a_failure(server, tmp_path, monkeypatch, failing):
+    def n_sockets() -> int:
+        links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        return sum(link.startswith("socket:") for link in links)
+
+    def full(*_) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = manifest(tmp_path, entry(server, "a.bin", content(0, 1_000_000)))
+    if failing == "refused":
+        server.errors["/a.bin"] = [503, 403]
+    elif failing == "another size":
+        server.files["/a.bin"] = content(0, 4_000_000)
+    else:
+        monkeypatch.setattr(download._Arriving, "write", full)
+    gc.collect()
+    gc.disable()
+    try:
+        before = n_sockets()
+        with pytest.raises((FetchError, OSError)) as failure:
+            fetch.fetch(file, tmp_path)
+        until = time.monotonic() + 5
+        while n_sockets() > before and time.monotonic() < until:
+            time.sleep(0.01)  # the server's own end
+        assert failure.value is not None
+        assert n_sockets() <= before
+    finally:
+        gc.enable()
 
 
 def test_one_missing_file_does_not_stop_the_others(server, tmp_path):
