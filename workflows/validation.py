@@ -38,7 +38,7 @@ def script(file: Path, *positional: Any, **options: Any) -> str:
         if value is not None:
             each = value if isinstance(value, list | tuple) else [value]
             words += [f"--{name.replace('_', '-')}", *map(str, each)]
-    return shlex.join(words).replace("{", "{{").replace("}", "}}")
+    return shlex.join(words)
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
