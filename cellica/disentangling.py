@@ -136,6 +136,8 @@ def infomec(
     """
     if pruning not in PRUNING:
         raise ValueError(f"pruning={pruning!r} is not known: use one of {', '.join(map(repr, PRUNING))}")
+    if not isinstance(n_shuffles, int | np.integer) or n_shuffles < 0:
+        raise ValueError(f"n_shuffles={n_shuffles!r} is not allowed: use a whole number of 0 or more")
     codes, latents = _factors(sources, latents)
     if codes.shape[1] < 2:
         raise ValueError("there is 1 source: InfoM says how far a latent keeps to one of several, give 2 or more")
@@ -238,7 +240,7 @@ def mig(sources: np.ndarray, latents: np.ndarray, *, n_bins: int = 20, discrete_
     if latents.shape[1] < 2:
         raise ValueError("there is 1 latent: a gap is one between two, give 2 or more")
     active_latents(latents, "none")
-    columns = (coded(latents) if discrete_latents else binned(latents, n_bins)).T
+    columns = coded(latents if discrete_latents else binned(latents, n_bins)).T
     information = np.array([[counted_information(code, column) for column in columns] for code in codes.T])
     largest = np.sort(information, axis=1)[:, ::-1]
     return float(np.mean((largest[:, 0] - largest[:, 1]) / [counted_information(code, code) for code in codes.T]))

@@ -412,6 +412,13 @@ def test_a_perfect_code_scores_1(factors):
     assert [found[name] for name in ("disentanglement", "completeness", "informativeness")] == pytest.approx([1, 1, 1])
 
 
+def test_any_number_of_bins_fits_in_memory():
+    rng = np.random.default_rng(0)
+    factors = rng.integers(0, 3, size=(200, 2))
+    latents = rng.normal(size=(200, 2))
+    assert mig(factors, latents, n_bins=10**9) == pytest.approx(0)  # each row in a bin of its own
+
+
 def test_dci_does_not_take_a_noisy_code_for_an_entangled_one():
     rng = np.random.default_rng(0)
     factors = rng.integers(0, [4, 5, 8], size=(3000, 3))
@@ -697,6 +704,7 @@ WRONG = {
     "one latent in mig": (lambda: mig(CODES, pair()[1][:, :1]), r"there is 1 latent"),
     "constant latents in mig": (lambda: mig(CODES, np.ones((40, 2))), r"all 2 latents are constant"),
     "bins": (lambda: mig(CODES, pair()[1], n_bins=1), r"n_bins=1 is not allowed"),
+    "shuffles": (lambda: infomec(CODES, pair()[1], n_shuffles=1.5), r"n_shuffles=1.5 is not allowed"),
     "one latent in dci": (lambda: dci(CODES, pair()[1][:, :1]), r"2 sources and 1 latents: .* give 2 or more"),
     "constant latents in dci": (lambda: dci(CODES, np.ones((40, 2))), r"all 2 latents are constant"),
     "trees": (lambda: dci(CODES, pair()[1], n_trees=0), r"n_trees=0 is not allowed"),
