@@ -14,7 +14,7 @@ import numpy as np
 from cellica import tuning
 from cellica.artifacts import PathLike
 from cellica.confounding import Confounding, check
-from cellica.corrector import Corrector, check_key, load, representation, write, write_components
+from cellica.corrector import Corrector, check_key, load, representation, sources, write, write_components
 from cellica.methods import CHAINS, FITS, chain_of, fit_chain, parse
 from cellica.roles import Account, roles_of
 from cellica.schema import EXPERIMENT, PERTURBATION, InputError
@@ -31,6 +31,7 @@ __all__ = [
     "parse",
     "recommend",
     "run",
+    "sources",
 ]
 
 log = logging.getLogger("cellica")

@@ -255,6 +255,54 @@ def write_components(adata: ad.AnnData, account: Account, key: str, *, of_x: boo
     record["top_wells"] = account["top_wells"]
 
 
+def sources(adata: ad.AnnData, key: str = "ica") -> ad.AnnData:
+    """Wells by components: what a correction found, as an AnnData of its own for scanpy.
+
+    ``sc.tl.rank_genes_groups`` on it names the components that mark a cluster, ``sc.pl.umap(..., color="component_3")`` paints one.
+
+    Parameters
+    ----------
+    key
+        A correction that found components: `ica`, `ica_drop`, `pca_drop`, `random_drop` or a chain that holds one.
+
+    Returns
+    -------
+    AnnData whose X is ``obsm["KEY_sources"]`` (n, k), float32, of unit variance; obs and obsm (but for the sources) are those of
+    ``adata``; var is the component table, named ``component_0``, ...; varm["mixing"] (k, features) where X was corrected.
+
+    Raises
+    ------
+    InputError
+        There are no components under that key.
+
+    Examples
+    --------
+    >>> from cellica import correct, simulate
+    >>> wells = simulate.profiles("small")
+    >>> correct.run(wells, "ica")
+    >>> components = correct.sources(wells, "ica")
+    >>> components.var["label"].value_counts().index[0] in ("batch", "biology", "mixed", "other")
+    True
+    """
+    place = f"{key}_sources"
+    record = adata.uns.get(UNS, {}).get(key)
+    if place not in adata.obsm or not isinstance(record, Mapping) or "components" not in record:
+        there = [name.removesuffix("_sources") for name in adata.obsm if name.endswith("_sources")]
+        held = f"obsm holds those of {first_few(there)}" if there else "no correction left any"
+        raise InputError(f"there are no components of {key!r}: {held}; run ica or ica_drop, or name another key")
+    var = record["components"].copy()
+    var.index = pd.Index([f"component_{name}" for name in var.index], dtype=object)
+    found = ad.AnnData(
+        np.asarray(adata.obsm[place], dtype=np.float32),
+        obs=adata.obs.copy(),
+        var=var,
+        obsm={name: value for name, value in adata.obsm.items() if name != place},
+    )
+    if f"{key}_mixing" in adata.varm:
+        found.varm["mixing"] = np.asarray(adata.varm[f"{key}_mixing"]).T
+    return found
+
+
 def component_table(columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Table of components, one row each; labels and actions are categories."""
     table = pd.DataFrame(dict(columns))

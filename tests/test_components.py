@@ -403,3 +403,34 @@ def test_pure_noise_gains_nothing():
         correct.run(adata, method)
         score = retrieval.replicate_retrieval(adata, use_rep=f"X_{method}").iloc[0]
         assert score["value"] == pytest.approx(score["chance"], abs=0.02)
+
+
+# ---------------------------------------------------------------------------------------------- for scanpy
+
+
+@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
+def test_components_become_an_anndata_of_their_own(tmp_path, suffix):
+    wells = simulate.profiles("small")
+    correct.run(wells, "ica")
+    artifacts.write_adata(wells, tmp_path / f"w{suffix}")
+    for one in (wells, artifacts.read_adata(tmp_path / f"w{suffix}")):
+        found = correct.sources(one, "ica")
+        np.testing.assert_allclose(found.X, wells.obsm["ica_sources"], rtol=1e-6)
+        assert found.X.dtype == np.float32
+        assert list(found.obs_names) == list(wells.obs_names)
+        assert list(found.var_names[:2]) == ["component_0", "component_1"]
+        np.testing.assert_array_equal(found.var["removed"], wells.uns["cellica"]["ica"]["components"]["removed"])
+        np.testing.assert_allclose(found.varm["mixing"].T, wells.varm["ica_mixing"], rtol=1e-6)
+        assert "X_ica" in found.obsm
+        assert "ica_sources" not in found.obsm
+    found.write_h5ad(tmp_path / "components.h5ad")
+
+
+def test_what_has_no_components_is_said():
+    wells = simulate.profiles("small")
+    correct.run(wells, "center+sphere")
+    with pytest.raises(InputError, match=r"no components of 'ica': no correction left any; run ica"):
+        correct.sources(wells)
+    correct.run(wells, "ica_drop")
+    with pytest.raises(InputError, match="of 'ica': obsm holds those of 'ica_drop'"):
+        correct.sources(wells)
