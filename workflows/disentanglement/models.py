@@ -1,8 +1,9 @@
 """Autoencoders with a code of numbers: plain, variational, of nonnegative and frugal code, and of quantized code.
 
 Architectures: ``published``, that of the authors of InfoMEC (Hsu et al., 2023: twelve convolutions with instance norm), and
-``small``, four convolutions. Losses are means over pixels of the cross-entropy, and all other terms are divided by the
-number of pixels where they are sums over the code, as in that work.
+``small``, four convolutions. Losses are means over pixels of the cross-entropy. Sums over the code are divided by the number
+of values of a 64 x 64 color picture, for which beta was chosen, whatever the size: so a bit of the code weighs as much
+against a pixel's error in small pictures.
 """
 
 import math
@@ -18,6 +19,7 @@ SMALL_WIDTHS = (16, 32, 64, 64)
 DENSE = 256
 ARCHITECTURES = ("published", "small")
 CODE_VALUES = 10  # of a quantized code
+N_VALUES = 3 * 64 * 64  # of the pictures that the betas were chosen for
 KINDS = {  # settings beside the cross-entropy, of the work that each is from
     "ae": {},
     "beta-vae": {"beta": 3.0},  # Higgins et al., 2017; this beta by Hsu et al., for Shapes3D
@@ -69,14 +71,13 @@ class Autoencoder(nn.Module):
         """What training makes smallest, of one minibatch of a set of ``n_pictures``."""
         settings: dict[str, float] = KINDS[self.shape.kind]
         code, found = self.encoder(pictures), None
-        n_pixels = pictures[0].numel()
         if self.shape.kind in VARIATIONAL:
             mean, raw = code.chunk(2, dim=1)
             deviation = functional.softplus(raw) + 1e-6
             noise = torch.randn(mean.shape, generator=generator, device=mean.device)
             found = mean + deviation * noise
             divergence = _kl if self.shape.kind == "beta-vae" else _decomposed
-            extra = divergence(found, mean, deviation, settings["beta"], n_pictures) / n_pixels
+            extra = divergence(found, mean, deviation, settings["beta"], n_pictures) / N_VALUES
         elif self.shape.kind == "bio-ae":
             extra = settings["nonnegative"] * functional.relu(-code).mean()
             extra = extra + settings["activity"] * code.square().mean()
