@@ -2,28 +2,18 @@
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import workflow_scripts
 import yaml
 
 FOLDER = Path(__file__).parents[1] / "workflows" / "disentanglement"
-sys.path.insert(0, str(FOLDER))
-import choose  # noqa: E402
-import figures  # noqa: E402
-import models  # noqa: E402
-import pictures  # noqa: E402
-import score  # noqa: E402
-import summary  # noqa: E402
-import train  # noqa: E402
-
-sys.path.remove(str(FOLDER))
+NAMES = ("choose", "figures", "models", "pictures", "score", "summary", "train")
+choose, figures, models, pictures, score, summary, train = workflow_scripts.load(FOLDER, *NAMES)
 KINDS = list(models.KINDS)
 
 
@@ -279,21 +269,8 @@ def test_one_seed_decides_nothing():
 # ---------------------------------------------------------------------------------------------- the whole
 
 
-def snakemake(folder, config, *more):
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    words = [sys.executable, "-m", "snakemake", "-s", str(FOLDER / "Snakefile"), "--configfile", str(config)]
-    return subprocess.run(
-        [*words, "--cores", "2", "--config", "out=out", *more],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_smoke_of_the_disentanglement_workflow(tmp_path):
-    done = snakemake(tmp_path, FOLDER / "smoke.yaml")
-    assert done.returncode == 0, done.stderr
+    workflow_scripts.snakemake(FOLDER, tmp_path, FOLDER / "smoke.yaml")
     results = tmp_path / "out" / "results"
     runs = pd.read_csv(results / "runs.csv")
     assert set(runs["arm"]) == {"raw", "whitened", "rotated", "ica"}
@@ -302,10 +279,8 @@ def test_smoke_of_the_disentanglement_workflow(tmp_path):
     assert pd.read_csv(results / "weight_decays.csv")["chosen"].all()
     for name in ("infomec.png", "conditions.png", "gains.png", "scenes_components.png"):
         assert (results / name).stat().st_size > 5000
-    again = snakemake(tmp_path, FOLDER / "smoke.yaml")
-    assert "Nothing to be done" in again.stderr + again.stdout
-    fewer = snakemake(tmp_path, FOLDER / "smoke.yaml", "trees=6", "--dry-run")
-    jobs = fewer.stdout + fewer.stderr
+    assert "Nothing to be done" in workflow_scripts.snakemake(FOLDER, tmp_path, FOLDER / "smoke.yaml")
+    jobs = workflow_scripts.snakemake(FOLDER, tmp_path, FOLDER / "smoke.yaml", "trees=6", "--dry-run")
     assert "rule score:" in jobs
     assert "rule train:" not in jobs
 
@@ -316,9 +291,7 @@ def test_smoke_of_the_disentanglement_workflow(tmp_path):
 def test_a_fault_of_the_configuration_is_one_message(tmp_path, change, said):
     config = {**yaml.safe_load((FOLDER / "smoke.yaml").read_text()), **change}
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(config))
-    done = snakemake(tmp_path, "wrong.yaml", "--dry-run")
-    assert done.returncode != 0
-    told = done.stdout + done.stderr
+    told = workflow_scripts.snakemake(FOLDER, tmp_path, "wrong.yaml", "--dry-run", code=None)
     assert "the configuration has to be mended" in told
     assert said in told
 

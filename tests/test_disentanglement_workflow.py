@@ -1,25 +1,17 @@
-import importlib.util
 import itertools
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
+import workflow_scripts
 from PIL import Image
 
 FOLDER = Path(__file__).parents[1] / "workflows" / "disentanglement"
 
 
-def module(name: str):
-    spec = importlib.util.spec_from_file_location(f"disentanglement_{name}", FOLDER / f"{name}.py")
-    sys.modules[spec.name] = found = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
-
-
-scenes, datasets = module("scenes"), module("datasets")
+scenes, datasets = workflow_scripts.load(FOLDER, "scenes", "datasets")
 DatasetError = datasets.DatasetError
 
 # ---------------------------------------------------------------------------------------------- scenes

@@ -1,15 +1,12 @@
 """The microscopy workflow: fits see training batches alone, bases matter where they can, and all parts work together."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import workflow_scripts
 import yaml
 
 from cellica import artifacts, profiles, schema, simulate
@@ -17,24 +14,14 @@ from cellica import artifacts, profiles, schema, simulate
 FOLDER = Path(__file__).parents[1] / "workflows" / "microscopy"
 
 
-def module(name: str):
-    spec = importlib.util.spec_from_file_location(f"microscopy_{name}", FOLDER / f"{name}.py")
-    sys.modules[spec.name] = found = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    paths, known = list(sys.path), {other: sys.modules.pop(other, None) for other in ("arms", "validation")}
-    try:
-        spec.loader.exec_module(found)
-    finally:
-        sys.path[:] = paths
-        sys.modules.update({other: one for other, one in known.items() if one is not None})
-    return found
+arms, probe, summary, figures = workflow_scripts.load(FOLDER, "arms", "probe", "summary", "figures")
 
 
-arms, probe, summary, figures = map(module, ("arms", "probe", "summary", "figures"))
+run = workflow_scripts.run
 
 
-def run(script, monkeypatch, *words) -> None:
-    monkeypatch.setattr(sys, "argv", [str(FOLDER / f"{script.__name__}.py"), *map(str, words)])
-    script.main()
+def snakemake(cwd, *more, **code):
+    return workflow_scripts.snakemake(FOLDER, cwd, FOLDER / "smoke.yaml", *more, **code)
 
 
 def small_wells(random_state: int = 0) -> ad.AnnData:
@@ -268,24 +255,9 @@ def test_faults_of_a_configuration_are_named(fault, message):
         probe.validation.checked({**config_of("smoke"), **fault}, FOLDER / "config.schema.yaml")
 
 
-def snakemake(folder, *words, code=0):
-    line = [sys.executable, "-m", "snakemake", "-s", FOLDER / "Snakefile", "--configfile", FOLDER / "smoke.yaml"]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [*map(str, line), "--cores", "2", *words],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
-
-
 def test_smoke_from_nothing_to_figures_and_then_nothing_to_do(tmp_path):
-    assert "the configuration has to be mended" in snakemake(tmp_path, "--config", "rotations=0", code=1)
-    snakemake(tmp_path, "--config", "out=out")
+    assert "the configuration has to be mended" in snakemake(tmp_path, "rotations=0", code=1)
+    snakemake(tmp_path)
     results = tmp_path / "out" / "results"
     tables = {"probes.csv", "batches.csv", "summary.csv", "claims.csv", "paper.csv"}
     assert {p.name for p in results.glob("*.csv")} == tables
@@ -293,7 +265,7 @@ def test_smoke_from_nothing_to_figures_and_then_nothing_to_do(tmp_path):
     probes = pd.read_csv(results / "probes.csv")
     assert set(probes["arm"]) == {"base", *arms.ROTATED, *arms.DROPPED}
     assert set(probes["data"]) == {"profiles", "screen"}
-    assert "Nothing to be done" in snakemake(tmp_path, "--config", "out=out")
-    redone = snakemake(tmp_path, "--dry-run", "--config", "out=out", "rotations=2")
+    assert "Nothing to be done" in snakemake(tmp_path)
+    redone = snakemake(tmp_path, "--dry-run", "rotations=2")
     assert "rule probe" in redone
     assert "rule wells" not in redone
