@@ -205,7 +205,7 @@ def test_smoke_of_the_identifiability_workflow(tmp_path):
     assert "Nothing to be done" in workflow_scripts.snakemake(FOLDER, tmp_path, FOLDER / "smoke.yaml")
     changed = yaml.safe_load((FOLDER / "smoke.yaml").read_text())
     changed["digits"]["steps"] = 110
-    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed))
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
     jobs = workflow_scripts.snakemake(FOLDER, tmp_path, "changed.yaml", "--dry-run")
     assert "rule digits:" in jobs
     assert "rule camae:" not in jobs
