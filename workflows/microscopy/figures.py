@@ -24,6 +24,7 @@ VERDICTS = {
     "refuted": COLORS[1],
     "no difference": COLORS[0],
     "open": GREY,
+    "nothing dropped": "#E0E0E0",
 }
 
 

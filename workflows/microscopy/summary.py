@@ -5,7 +5,7 @@
 Intervals: Student's over seeds where there are several; else a bootstrap over perturbations (of the batch probe: over folds).
 A claim ``holds`` where the whole interval lies on its side, ``holds weakly`` where it does but the difference is below .01, is ``refuted``
 where the interval lies on the other side, says ``no difference`` where it holds zero and lies within .005 of it, and is else
-``open``. A claim of equality holds where there is no difference.
+``open``. A claim of equality holds where there is no difference. Where an arm dropped nothing in any fold, its claims say ``nothing dropped``.
 """
 
 import argparse
@@ -85,13 +85,16 @@ def summary_of(values: pd.DataFrame) -> pd.DataFrame:
 
 def claims_of(values: pd.DataFrame) -> pd.DataFrame:
     rows = []
+    dropped = values[values["score"] == "n_dropped"].groupby(["data", "arm"])["value"].max()
     for (data, penalty), part in values.groupby(["data", "penalty"], sort=False):
         for said, score, arm, than, sign, whose in CLAIMS:
             wide = part[part["score"] == score].pivot_table("value", ["seed", "unit"], "arm", dropna=False)
             if arm in wide and than in wide:
                 gain = (wide[arm] - wide[than]).rename("value").reset_index()
                 found = interval(gain)
-                rows.append([data, penalty, said, whose, score, arm, than, *found, verdict(*found[:3], sign)])
+                idle = arm.endswith("_drop") and dropped.get((data, arm), 0) == 0
+                told = "nothing dropped" if idle else verdict(*found[:3], sign)
+                rows.append([data, penalty, said, whose, score, arm, than, *found, told])
     names = ["data", "penalty", "claim", "whose", "score", "arm", "than", "mean", "low", "high", "n", "over", "verdict"]
     return pd.DataFrame(rows, columns=names)
 
@@ -115,6 +118,13 @@ def verdict(mean: float, low: float, high: float, sign: int) -> str:
     return "refuted" if high < 0 else "open"
 
 
+def example_of(probes: pd.DataFrame, name: str = "EIF3H") -> pd.DataFrame:
+    """AUROC of one perturbation by arm, beside the paper's; empty where it was not probed."""
+    mine = probes[probes["perturbation"] == name]
+    table = mine.pivot_table("auroc", ["data", "penalty", "arm"], sort=False).reset_index()
+    return table.merge(PAPER[["arm", "auroc_eif3h"]].rename(columns={"auroc_eif3h": "paper"}), on="arm", how="left")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("probes", type=Path, nargs="+")
@@ -128,6 +138,7 @@ def main() -> None:
     validation.write(batches.round(4), options.out / "batches.csv")
     validation.write(summary_of(values), options.out / "summary.csv")
     validation.write(claims_of(values), options.out / "claims.csv")
+    validation.write(example_of(probes), options.out / "eif3h.csv")
     validation.write(PAPER, options.out / "paper.csv")
 
 
