@@ -1,6 +1,6 @@
 """Draw every figure of the validation workflows from their committed tables.
 
-python workflows/figures.py [OUT]      into OUT/WORKFLOW, or in place
+python workflows/all_figures.py [OUT]      into OUT/WORKFLOW, or in place
 """
 
 import argparse
