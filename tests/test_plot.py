@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from PIL import Image
 
-from cellica import correct, drawing, plate_plots, plot, schema
+from cellica import correct, plot, schema
 from cellica.plates import Plate, ingest
 from cellica.schema import InputError
 
@@ -82,7 +82,7 @@ def test_embedding_gives_each_well_the_colour_of_its_category(plane):
     ax = plot.embedding(adata, color=np.where(rare, "b", "a"))
     drawn = np.linalg.norm(points(ax), axis=1)
     faces = np.array([to_hex(face) for c in ax.collections for face in c.get_facecolors()])
-    for color, rows in zip(drawing.COLORS, (~rare, rare)):
+    for color, rows in zip(plot.COLORS, (~rare, rare)):
         np.testing.assert_allclose(np.sort(drawn[faces == color.lower()]), np.sort(distance[rows]), rtol=1e-3)
     assert ax.figure.get_axes() == [ax]  # no colour bar
 
@@ -101,9 +101,9 @@ def test_categories_are_capped_and_the_rest_is_named(wells):
     assert len(points(ax)) == wells.n_obs
     assert legend(ax)[0] == "00"
     assert legend(ax)[-2:] == ["other (3)", "none"]
-    assert len(legend(ax)) == drawing.MAX_CATEGORIES + 2
-    looks = {(h.get_color(), h.get_marker()) for h in ax.get_legend().legend_handles[: drawing.MAX_CATEGORIES]}
-    assert len(looks) == drawing.MAX_CATEGORIES
+    assert len(legend(ax)) == plot.MAX_CATEGORIES + 2
+    looks = {(h.get_color(), h.get_marker()) for h in ax.get_legend().legend_handles[: plot.MAX_CATEGORIES]}
+    assert len(looks) == plot.MAX_CATEGORIES
 
 
 @pytest.mark.parametrize("name", ["$x^$", "_hidden", "<script>", "a $5 b", "薬" * 30, "-"])
@@ -280,7 +280,7 @@ def measured(wells) -> pd.DataFrame:
     """Columns of two channels; plate E-1_0 is dark, and saturation and emptiness are nowhere."""
     rng = np.random.default_rng(0)
     obs, names = wells.obs.copy(), ("DNA", "ER")
-    dark = (plate_plots.plate_names(obs) == "E-1_0").astype(float)
+    dark = (plot.plate_names(obs) == "E-1_0").astype(float)
     obs["cell_count"] = np.arange(len(obs))
     obs["empty"] = False
     for name in names:
@@ -301,7 +301,7 @@ def test_plate_summary_has_a_map_of_each_measure_on_the_scale_of_all_plates(well
         figure = plot.plate_summary(given_, plate="E-1_0").figure
         maps = {ax.get_title(): ax.images[0] for ax in figure.axes if ax.get_title()}
         assert list(maps) == names
-        on_plate = measured[plate_plots.plate_names(measured) == "E-1_0"]
+        on_plate = measured[plot.plate_names(measured) == "E-1_0"]
         for name, image in maps.items():
             np.testing.assert_allclose(image.get_array()[:4, :6].ravel(), on_plate[name].astype(float))
             assert image.get_array().mask.sum() == 8 * 12 - 24
