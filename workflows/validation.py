@@ -1,8 +1,9 @@
 """What the three validation workflows share: their configuration, intervals over seeds, tables and figures of one look."""
 
+import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def over_seeds(runs: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> 
             n = int(group[score].notna().sum())
             rows.append([*names, score, mean, low, high, n])
     return pd.DataFrame(rows, columns=[*by, "score", "mean", "low", "high", "n_seeds"])
+
+
+def main_of_figures(doc: str | None, draw: Callable[[Path, Path], None]) -> None:
+    """The command line of a script that draws figures from a folder of tables into another."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", type=Path, help="folder of the tables that a run of the workflow wrote")
+    parser.add_argument("out", type=Path, help="folder of the figures")
+    options = parser.parse_args()
+    try:
+        draw(options.tables, options.out)
+    except FileNotFoundError as error:
+        parser.exit(2, f"error: {error.filename or error} does not exist: name a folder with all tables\n")
 
 
 def save(figure: Any, file: Path) -> None:

@@ -3,7 +3,6 @@
 python workflows/disentanglement/figures.py FOLDER_OF_TABLES OUT_FOLDER
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -87,13 +86,5 @@ def draw(tables: Path, out: Path) -> None:
     validation.save(gains(found["claims"]), out / "gains.png")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", type=Path)
-    parser.add_argument("out", type=Path)
-    options = parser.parse_args()
-    draw(options.tables, options.out)
-
-
 if __name__ == "__main__":
-    main()
+    validation.main_of_figures(__doc__, draw)
