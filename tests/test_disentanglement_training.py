@@ -12,8 +12,8 @@ import workflow_scripts
 import yaml
 
 FOLDER = Path(__file__).parents[1] / "workflows" / "disentanglement"
-NAMES = ("choose", "figures", "models", "pictures", "score", "summary", "train")
-choose, figures, models, pictures, score, summary, train = workflow_scripts.load(FOLDER, *NAMES)
+NAMES = ("choose", "components", "figures", "models", "pictures", "score", "summary", "train")
+choose, components, figures, models, pictures, score, summary, train = workflow_scripts.load(FOLDER, *NAMES)
 KINDS = list(models.KINDS)
 
 
@@ -310,3 +310,21 @@ def test_figures_are_drawn_from_the_committed_tables(tmp_path):
 def test_a_run_of_another_shape_is_told_by_its_weights(tmp_path):
     found = trained(tmp_path, model="bio-ae")
     assert json.loads(str(found["shape"])) == vars(shape("bio-ae"))
+
+
+@pytest.mark.parametrize("script", ["score", "choose", "components", "train"])
+@pytest.mark.parametrize("kind", ["absent", "text", "other"])
+def test_a_file_that_is_no_run_is_one_message(tmp_path, monkeypatch, capsys, script, kind):
+    file = tmp_path / "wrong.npz"
+    if kind == "text":
+        file.write_text("no archive")
+    elif kind == "other":
+        np.savez(file, other=np.zeros(3))
+    outs = {"components": [tmp_path / "o.png"], "train": [tmp_path / "o.npz"]}
+    module = {"score": score, "choose": choose, "components": components, "train": train}[script]
+    workflow_scripts.run(module, monkeypatch, file, *outs.get(script, ["--out", tmp_path / "o.csv"]), code=2)
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert "wrong.npz" in told
+    assert told.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ([] if kind == "absent" else ["wrong.npz"])

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
+import archives
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -19,12 +19,12 @@ import validation
 
 
 def of_run(file: Path) -> dict:
-    with np.load(file, allow_pickle=False) as run:
-        return {
-            "model": json.loads(str(run["shape"]))["kind"],
-            "weight_decay": float(run["weight_decay"]),
-            "excess": float(run["cross_entropy"] - run["entropy"]),
-        }
+    run = archives.run(file)
+    return {
+        "model": json.loads(str(run["shape"]))["kind"],
+        "weight_decay": float(run["weight_decay"]),
+        "excess": float(run["cross_entropy"] - run["entropy"]),
+    }
 
 
 def chosen(runs: pd.DataFrame, tolerance: float) -> pd.DataFrame:
@@ -46,7 +46,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tolerance", type=float, default=0.05)
     options = parser.parse_args()
-    table = chosen(pd.DataFrame([of_run(file) for file in options.runs]), options.tolerance)
+    try:
+        runs = pd.DataFrame([of_run(file) for file in options.runs])
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
+    table = chosen(runs, options.tolerance)
     validation.write(table, options.out)
 
 

@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+import archives
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -51,9 +52,12 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
-    with np.load(options.run, allow_pickle=False) as run:
-        latents, classes, names = run["latents"].astype(float), run["classes"], run["factors"].tolist()
-        shown, copies, shape = run["pictures"], run["painted"], json.loads(str(run["shape"]))
+    try:
+        run = archives.run(options.run)
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
+    latents, classes, names = run["latents"].astype(float), run["classes"], run["factors"].tolist()
+    shown, copies, shape = run["pictures"], run["painted"], json.loads(str(run["shape"]))
     model = Autoencoder(Shape(**shape)).eval()
     model.load_state_dict(load(options.run.with_suffix(".safetensors").read_bytes()))
     rows, told = components(model, latents, classes)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import archives
 import datasets
 import numpy as np
 import scenes
@@ -75,9 +76,9 @@ def draw(
 
 def read(file: Path) -> Pictures:
     """Pictures that `write` wrote."""
-    with np.load(file, allow_pickle=False) as found:
-        train, scored, classes = found["train"], found["scored"], found["classes"]
-        return Pictures(found["factors"].tolist(), len(train), lambda rows: train[rows], scored, classes)
+    found = archives.read(file, ("train", "scored", "classes", "factors"), "a file of pictures.py")
+    train = found["train"]
+    return Pictures(found["factors"].tolist(), len(train), lambda rows: train[rows], found["scored"], found["classes"])
 
 
 def write(pictures: Pictures, file: Path) -> None:

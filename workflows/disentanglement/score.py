@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import archives
 import numpy as np
 import pandas as pd
 from scipy.stats import ortho_group
@@ -80,16 +81,16 @@ def scores(classes: np.ndarray, latents: np.ndarray, discrete: bool, options: ar
 
 
 def of_a_run(file: Path, options: argparse.Namespace) -> list[dict]:
-    with np.load(file, allow_pickle=False) as run:
-        latents, classes, shape = run["latents"], run["classes"], json.loads(str(run["shape"]))
-        said = {
-            "model": shape["kind"],
-            "architecture": shape["architecture"],
-            "weight_decay": float(run["weight_decay"]),
-            "run_seed": int(run["seed"]),
-            "steps": int(run["steps"]),
-            "cross_entropy": float(run["cross_entropy"]),
-        }
+    run = archives.run(file)
+    latents, classes, shape = run["latents"], run["classes"], json.loads(str(run["shape"]))
+    said = {
+        "model": shape["kind"],
+        "architecture": shape["architecture"],
+        "weight_decay": float(run["weight_decay"]),
+        "run_seed": int(run["seed"]),
+        "steps": int(run["steps"]),
+        "cross_entropy": float(run["cross_entropy"]),
+    }
     discrete = shape["kind"] == "qlae"
     found = [("raw", latents, {})] if discrete else list(arms(latents.astype(float), options.rotations, options.seed))
     return [
@@ -100,8 +101,8 @@ def of_a_run(file: Path, options: argparse.Namespace) -> list[dict]:
 
 def of_conditions(file: Path, options: argparse.Namespace) -> list[dict]:
     """InfoE of one whitened code under other conditions; few rows do, as both fits see the same ones."""
-    with np.load(file, allow_pickle=False) as run:
-        latents, classes = run["latents"].astype(float), run["classes"]
+    run = archives.run(file)
+    latents, classes = run["latents"].astype(float), run["classes"]
     white = whitening(latents).transform(latents)
     rows = []
     for number in options.conditions:
@@ -125,7 +126,11 @@ def main() -> None:
     options = parser.parse_args()
     progress.show()
     each = of_conditions if options.conditions else of_a_run
-    validation.write(pd.DataFrame([row for file in options.runs for row in each(file, options)]), options.out)
+    try:
+        rows = [row for file in options.runs for row in each(file, options)]
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
+    validation.write(pd.DataFrame(rows), options.out)
 
 
 if __name__ == "__main__":
