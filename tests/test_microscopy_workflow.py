@@ -261,7 +261,7 @@ def test_smoke_from_nothing_to_figures_and_then_nothing_to_do(tmp_path):
     assert "the configuration has to be mended" in snakemake(tmp_path, "rotations=0", code=1)
     snakemake(tmp_path)
     results = tmp_path / "out" / "results"
-    tables = {"probes.csv", "batches.csv", "summary.csv", "claims.csv", "paper.csv"}
+    tables = {"probes.csv", "batches.csv", "summary.csv", "claims.csv", "eif3h.csv", "paper.csv"}
     assert {p.name for p in results.glob("*.csv")} == tables
     assert len(list(results.glob("*.png"))) == 4
     probes = pd.read_csv(results / "probes.csv")
