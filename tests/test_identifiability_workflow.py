@@ -173,7 +173,16 @@ def pairs_with(order, n=20):
         base = rng.uniform(0.01, 0.02)
         for place, group in enumerate(order):
             said = {"data": "d", "a": str(i), "b": "x", "space": "whitened", "group": group}
-            rows.append({**said, "held_out": base + 0.1 * place, "chance": 0.5, "efficiency": 1.0 if group else np.nan})
+            rows.append(
+                {
+                    **said,
+                    "held_out": base + 0.1 * place,
+                    "chance": 0.5,
+                    "efficiency": 1.0,
+                    "n_converged": 2,
+                    "n_components": 4,
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -185,6 +194,32 @@ def test_claims_are_judged_by_counting_pairs():
     assert wrong.loc["linear <= rigid", "verdict"] == "refuted"
     assert wrong.loc["ica <= permutation", "verdict"] == "refuted"
     assert wrong.loc["rigid <= ica", "n_true"] == 20
+    assert (right["ica_settled"].dropna() == 0.5).all()
+
+
+def test_what_is_equal_up_to_rounding_is_no_gain():
+    pairs = pairs_with(["linear", "rigid", "ica", "permutation"])
+    same = pairs["group"].isin(["ica", "permutation"])
+    pairs.loc[same, "held_out"] = 0.3 + 1e-14 * np.arange(same.sum())
+    pairs["efficiency"] = 1e-14
+    found = SCRIPTS["summary"].claims_of(pairs, pd.DataFrame()).set_index("claim")
+    assert found.loc["ica <= permutation", ["n_true", "n_equal"]].tolist() == [0, 20]
+    assert found.loc["efficiency > 0", ["n_true", "n_equal", "verdict"]].tolist() == [0, 20, "refuted"]
+
+
+def test_a_trend_that_only_follows_the_outputs_is_told():
+    rng = np.random.default_rng(0)
+    leak = np.repeat([1.0, 0.8, 0.6, 0.4, 0.2], 10)
+    apart = (1 - leak) / 8 + 0.01 * rng.normal(size=50)
+    decoders = pd.DataFrame({"leak": leak, "painted_apart": apart})
+    for kind in ("L", "L_90", "L_scaled"):
+        decoders[f"bound_{kind}"] = 1 / leak
+    for space, error in (("raw", apart), ("whitened", apart + 0.05 / leak)):
+        decoders[f"rigid_{space}"] = error + 0.001 * rng.normal(size=50)
+    found = SCRIPTS["summary"].trends_of(decoders).set_index(["claim", "space"])["verdict"]
+    assert found["rigid error rises with the bound by L", "raw"] == "holds"
+    assert found["... with the distance of outputs held fixed, by L", "raw"] == "open"
+    assert found["... with the distance of outputs held fixed, by L", "whitened"] == "holds"
 
 
 # ---------------------------------------------------------------------------------------------- the whole

@@ -8,7 +8,7 @@ bounded by 1 / a^3. The encoder is the same for all leaks. Digits are scikit-lea
 a file is given.
 
 OUT.npz: ``latents`` (seeds, n, d); ``painted`` (seeds, n, p), what is made of them; ``L``, ``L_scaled`` and ``L_90`` (of the central 90 % of the
-singular values), measured at ``--points`` latents; ``error``, the mean squared error over the variance of the pixels.
+singular values), measured at the first ``--points`` latents; ``error``, the mean squared error over the variance of the pixels.
 """
 
 import argparse
@@ -61,20 +61,21 @@ class Autoencoder(nn.Module):
         return self.encoder(rows) + self.straight(rows)
 
 
-def trained(rows: Tensor, n_latents: int, leak: float, seed: int, steps: int) -> Autoencoder:
+def trained(rows: Tensor, n_latents: int, leak: float, seed: int, steps: int, device: str) -> Autoencoder:
     torch.manual_seed(seed)
-    model = Autoencoder(rows.shape[1], n_latents, leak)
+    model = Autoencoder(rows.shape[1], n_latents, leak).to(device)
+    there = rows.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
     generator = torch.Generator().manual_seed(seed)
     for _ in progress.track(range(steps), f"leak {leak}, seed {seed}"):
-        batch = rows[torch.randint(len(rows), (256,), generator=generator)]
-        loss = (model.decoder(model.code(batch)) - batch).square().mean()
+        some = there[torch.randint(len(rows), (256,), generator=generator).to(device)]
+        loss = (model.decoder(model.code(some)) - some).square().mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
-    return model.eval()
+    return model.cpu().eval()
 
 
 def kept(model: Autoencoder, rows: Tensor, n_points: int) -> dict[str, np.ndarray]:
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--points", type=int, default=256)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     progress.show()
     if options.threads:
@@ -117,7 +119,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"error: {error}\n")
     found = [
-        kept(trained(rows, options.latents, options.leak, seed, options.steps), rows, options.points)
+        kept(trained(rows, options.latents, options.leak, seed, options.steps, options.device), rows, options.points)
         for seed in options.seeds
     ]
     arrays = {name: np.stack([np.asarray(one[name]) for one in found]) for name in found[0]}
