@@ -70,7 +70,11 @@ for line in sys.stdin:
         break
     if not wait(ended, request["after"]):
         for child in children:
-            (os.kill if request["alone"] else os.killpg)(child, signal.SIGKILL)
+            try:
+                (os.kill if request["alone"] else os.killpg)(child, signal.SIGKILL)
+            except ProcessLookupError:  # it has ended, or has no group of its own yet
+                if child not in codes:
+                    os.kill(child, signal.SIGKILL)
         wait(ended, 60)
     seconds = time.monotonic() - started
     wait(lambda: not any(map(alive, children)), 60)
